@@ -1,0 +1,57 @@
+"""Equilibrium networks: layers whose output is the solution of `z = f(z, x)`."""
+
+from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
+from equipoise.gradients import Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, gradients, spectral_radius
+from equipoise.layers import Cell, Equilibrium
+from equipoise.solvers import (
+    GMRES,
+    Accelerated,
+    Anderson,
+    BiCGStab,
+    Broyden,
+    ConjugateGradient,
+    FixedPoint,
+    Linearization,
+    Neumann,
+    Newton,
+    Solution,
+    Status,
+    Stop,
+    Trace,
+    solve,
+    solvers,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "GMRES",
+    "Accelerated",
+    "Anderson",
+    "BiCGStab",
+    "Broyden",
+    "Cell",
+    "ConjugateGradient",
+    "ConvergenceError",
+    "ConvergenceWarning",
+    "Equilibrium",
+    "FixedPoint",
+    "Implicit",
+    "JacobianFree",
+    "Linearization",
+    "Neumann",
+    "Newton",
+    "Phantom",
+    "Shared",
+    "Solution",
+    "Status",
+    "Stop",
+    "Trace",
+    "Unrolled",
+    "flush_denormals",
+    "frobenius_penalty",
+    "gradients",
+    "solve",
+    "solvers",
+    "spectral_radius",
+]

@@ -1,0 +1,23 @@
+"""Errors, registries, trees of tensors and the explicit tensors of a module."""
+
+from equipoise.core.denormal import flush_denormals
+from equipoise.core.errors import ConvergenceError, ConvergenceWarning
+from equipoise.core.registry import Registry, choose
+from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm
+from equipoise.core.weights import Weights, stranger
+
+__all__ = [
+    "ConvergenceError",
+    "ConvergenceWarning",
+    "Layout",
+    "Registry",
+    "Shared",
+    "Structure",
+    "Tree",
+    "Weights",
+    "choose",
+    "flush_denormals",
+    "row_dot",
+    "row_norm",
+    "stranger",
+]

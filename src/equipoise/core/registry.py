@@ -1,0 +1,68 @@
+"""Names for things: one registry per kind drives the API, its error messages and the contract tests."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+__all__ = ["Registry", "choose"]
+
+T = TypeVar("T")
+C = TypeVar("C", bound=type)
+
+
+def choose(owner: str, value: str, options: Iterable[str]) -> str:
+    """Return `value` if it is one of `options`, else raise with the list and the nearest name."""
+    names = sorted(options)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{owner} must be one of {', '.join(names)}; got {value!r}.{hint}")
+
+
+class Registry(Generic[T]):
+    """Maps names to classes of one kind and turns "a name or an object" into an object.
+
+    Args:
+        kind: What the entries are, as it appears in messages (`solver`).
+        base: The class every entry derives from.
+    """
+
+    def __init__(self, kind: str, base: type[T]) -> None:
+        self.kind = kind
+        self.base = base
+        self._entries: dict[str, type[T]] = {}
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Class decorator that files a class under `name`."""
+
+        def add(entry: C) -> C:
+            if name in self._entries:
+                raise ValueError(f"{self.kind} {name!r} is registered already.")
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._entries))
+
+    def __getitem__(self, name: str) -> type[T]:
+        return self._entries[choose(self.kind, name, self._entries)]
+
+    def resolve(self, value: str | T, *, also: Iterable[str] = ()) -> T:
+        """Return `value` itself if it is an entry's instance, or a default instance of the entry it names.
+
+        Args:
+            value: A name or an object.
+            also: Further names that the caller understands, listed in the error message.
+        """
+        if isinstance(value, self.base):
+            return value
+        if isinstance(value, str):
+            return self._entries[choose(self.kind, value, [*self._entries, *also])]()
+        if isinstance(value, type) and issubclass(value, self.base):
+            raise ValueError(f"{self.kind} must be a name or an object; got the class {value.__name__}. Write {value.__name__}().")
+        raise ValueError(f"{self.kind} must be a name or a {self.base.__name__}; got {type(value).__name__}.")

@@ -1,0 +1,186 @@
+"""States and contexts are one tensor or a tree of tensors; solvers see a matrix with one row for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm"]
+
+Tree = Any
+"""One tensor, or tuples, lists and dictionaries of trees; a context may also hold `None` and `Shared` leaves."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A context tensor that belongs to the whole batch, such as weights normalised once for each solve.
+
+    `Cell.inject` returns it wrapped; `Cell.step` receives the bare tensor. Its rows are never dropped.
+    """
+
+    tensor: Tensor
+
+
+class Structure:
+    """The shape of a tree: takes it apart into tensors and puts other tensors back in their places.
+
+    Args:
+        tree: The tree to describe.
+        owner: Who made it, for error messages.
+    """
+
+    def __init__(self, tree: Tree, owner: str = "tree") -> None:
+        self.leaves: list[Tensor] = []
+        self.shared: list[bool] = []
+        self._owner = owner
+        self._build = self._describe(tree)
+
+    def _describe(self, tree: Tree) -> Callable[[Sequence[Tensor]], Tree]:
+        if isinstance(tree, Tensor | Shared):
+            place = len(self.leaves)
+            self.leaves.append(tree.tensor if isinstance(tree, Shared) else tree)
+            self.shared.append(isinstance(tree, Shared))
+            return lambda tensors: tensors[place]
+        if tree is None:
+            return lambda _: None
+        if isinstance(tree, dict):
+            items = {key: self._describe(value) for key, value in tree.items()}
+            return lambda tensors: {key: build(tensors) for key, build in items.items()}
+        if isinstance(tree, tuple | list):
+            parts = [self._describe(value) for value in tree]
+            if hasattr(tree, "_fields"):
+                return lambda tensors: type(tree)(*(build(tensors) for build in parts))
+            return lambda tensors: type(tree)([build(tensors) for build in parts])
+        raise ValueError(
+            f"{self._owner} must be a tensor or a tuple, list or dict of tensors; got a {type(tree).__name__} inside it."
+        )
+
+    def rebuild(self, tensors: Sequence[Tensor]) -> Tree:
+        """Return the tree with `tensors` as its leaves, `Shared` wrappers removed."""
+        return self._build(tensors)
+
+
+class Layout:
+    """Where each tensor of a state lies in a matrix of shape (samples, width).
+
+    For a single contiguous tensor both directions are views. A coupled state, whose samples depend on each other, is
+    one row.
+
+    Args:
+        state: A state whose tensors share batch size, dtype and device.
+        coupled: Whether the whole batch is one problem.
+    """
+
+    def __init__(self, state: Tree, *, coupled: bool = False) -> None:
+        self._structure = Structure(state, "The state")
+        leaves = self._structure.leaves
+        if not leaves or any(self._structure.shared):
+            raise ValueError("The state must hold at least one tensor, each batch first and none of them Shared.")
+        first = leaves[0]
+        for leaf in leaves:
+            if not leaf.dtype.is_floating_point:
+                raise ValueError(f"The state must be real floating point; got {leaf.dtype}.")
+            if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
+                raise ValueError(
+                    "The state must be batch first, with one batch size for all of its tensors; "
+                    f"got shapes {', '.join(str(tuple(other.shape)) for other in leaves)}."
+                )
+            if leaf.dtype != first.dtype or leaf.device != first.device:
+                raise ValueError(
+                    "The state must have one dtype and one device; "
+                    f"got {first.dtype} on {first.device} and {leaf.dtype} on {leaf.device}."
+                )
+        self.batch: int = first.shape[0]
+        self.dtype, self.device = first.dtype, first.device
+        self.coupled = coupled
+        self._shapes = [leaf.shape[1:] for leaf in leaves]
+        self._widths = [shape.numel() for shape in self._shapes]
+        self._single = isinstance(state, Tensor)
+        self._matrix = self._single and first.dim() == 2 and not coupled  # nothing to rearrange
+
+    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
+        """Return a state as a matrix, after checking that it has this layout's shapes, dtype and device."""
+        if self._single and isinstance(state, Tensor):
+            if (
+                self._matrix
+                and state.dim() == 2
+                and state.shape[1] == self._widths[0]
+                and state.dtype is self.dtype
+                and state.device == self.device
+            ):
+                return state
+            leaves = [state]
+        else:
+            leaves = self._check_structure(state, owner)
+        rows = leaves[0].shape[0] if leaves[0].dim() else -1
+        for leaf, shape in zip(leaves, self._shapes, strict=True):
+            if leaf.shape[1:] != shape or leaf.dim() == 0 or leaf.shape[0] != rows:
+                wanted = f"(batch, {', '.join(map(str, shape))})" if shape else "(batch,)"
+                raise ValueError(
+                    f"{owner} must return the shape of its state; got {tuple(leaf.shape)} for a state of shape {wanted}."
+                )
+            if leaf.dtype != self.dtype and not torch.is_autocast_enabled(leaf.device.type):
+                raise ValueError(f"{owner} must keep the dtype of its state; got {leaf.dtype} for a state of {self.dtype}.")
+            if leaf.device != self.device:
+                raise ValueError(f"{owner} must stay on the device of its state; got {leaf.device} for a state on {self.device}.")
+        if self.coupled and rows != self.batch:
+            raise ValueError(f"{owner} must keep the batch size of a coupled state; got {rows} for {self.batch}.")
+        count = 1 if self.coupled else rows
+        if len(leaves) == 1:
+            return leaves[0].reshape(count, -1 if rows else self.width).to(self.dtype)
+        # The flattened width is written out because -1 is ambiguous for an empty batch.
+        scale = rows if self.coupled else 1
+        flat = [leaf.reshape(count, scale * width) for leaf, width in zip(leaves, self._widths, strict=True)]
+        return torch.cat(flat, dim=1).to(self.dtype)
+
+    def _check_structure(self, state: Tree, owner: str) -> list[Tensor]:
+        found = Structure(state, owner)
+        same = len(found.leaves) == len(self._shapes) and _outline(state) == _outline(self._structure.rebuild(found.leaves))
+        if not same:
+            raise ValueError(f"{owner} must return the tree of its state; got another nesting or number of tensors.")
+        return found.leaves
+
+    @property
+    def width(self) -> int:
+        """Numbers in one row."""
+        return sum(self._widths) * (self.batch if self.coupled else 1)
+
+    def unpack(self, flat: Tensor) -> Tree:
+        """Return a matrix with any number of rows as a state."""
+        if self._matrix:
+            return flat
+        rows = self.batch if self.coupled else flat.shape[0]
+        if self._single:
+            return flat.view(rows, *self._shapes[0])
+        parts: list[Tensor] = []
+        start = 0
+        for shape, width in zip(self._shapes, self._widths, strict=True):
+            stop = start + width * (rows if self.coupled else 1)
+            parts.append(flat[:, start:stop].reshape(rows, *shape))
+            start = stop
+        return self._structure.rebuild(parts)
+
+
+def _outline(tree: Tree) -> Any:
+    """The nesting of a tree without its tensors, comparable with `==`."""
+    if isinstance(tree, dict):
+        return {key: _outline(value) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return (type(tree), [_outline(value) for value in tree])
+    return None
+
+
+def row_norm(matrix: Tensor) -> Tensor:
+    """Euclidean norm of each row."""
+    norm: Tensor = torch.linalg.vector_norm(matrix, dim=1)
+    return norm
+
+
+def row_dot(a: Tensor, b: Tensor) -> Tensor:
+    """Inner product of each row of `a` with that of `b`, as a column."""
+    dot: Tensor = torch.linalg.vecdot(a, b)
+    return dot.unsqueeze_(1)

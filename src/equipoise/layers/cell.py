@@ -1,0 +1,136 @@
+"""What is iterated."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.core.weights import Weights
+from equipoise.solvers.problem import Equation, Linearization
+
+__all__ = ["Cell", "CellEquation"]
+
+
+class Cell(nn.Module):
+    """The map of an equilibrium network, `z = step(z, inject(x))`; subclass it and define `inject` and `step`.
+
+    State and context are one tensor or a tree of tensors, batch first. Each sample is its own problem: row `i` of the result
+    depends on row `i` of the state and the context alone, unless the cell declares otherwise. A cell may declare what is known
+    about it:
+
+    Attributes:
+        symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate gradient and accelerated
+            gradient apply.
+        coupled: The samples of a batch depend on each other, so that the batch is one problem and nothing leaves it.
+    """
+
+    symmetric: bool = False
+    coupled: bool = False
+
+    @abstractmethod
+    def inject(self, x: Tree) -> Tree:
+        """Return everything that does not depend on the state; called once for each solve.
+
+        Tensors that belong to the whole batch, such as normalised weights, go wrapped in `Shared`.
+        """
+
+    @abstractmethod
+    def step(self, z: Tree, context: Tree) -> Tree:
+        """Return the next state; the same tree, shapes, dtype and device as `z`."""
+
+    def initial(self, x: Tree, context: Tree) -> Tree:
+        """Return where a solve starts. By default zeros like the context, which must then be one tensor."""
+        if not isinstance(context, Tensor):
+            raise ValueError(f"{type(self).__name__}.initial must be defined when inject returns more than one tensor.")
+        return torch.zeros_like(context)
+
+    def readout(self, z: Tree, context: Tree) -> Tree:
+        """Return the layer's output for an equilibrium; by default the equilibrium itself.
+
+        For cells that iterate something cheaper than what they stand for.
+        """
+        return z
+
+    def lipschitz(self) -> Tensor | float | None:
+        """Return an upper bound of the Lipschitz constant of `step` in `z`, if one is known and cheap."""
+        return None
+
+    def linearize(self, z: Tree, context: Tree) -> Linearization | None:
+        """Return the step linearised at `z`, if the cell can do better than autograd (by keeping its masks, say).
+
+        `value`, `jvp` and `vjp` are on state trees; `take` makes the same for some rows of the batch.
+        """
+        return None
+
+    def forward(self, z: Tree, context: Tree) -> Tree:
+        """Call `step`, so that module hooks and `cell.compile()` work."""
+        return self.step(z, context)
+
+
+class CellEquation(Equation):
+    """A cell's map on matrices, with the context and the weights as explicit arguments.
+
+    Args:
+        cell: The cell.
+        layout: The layout of its state.
+        context: The structure of its context.
+        weights: Its weights.
+    """
+
+    def __init__(self, cell: Cell, layout: Layout, context: Structure, weights: Weights) -> None:
+        self.cell = cell
+        self.layout = layout
+        self.context = context
+        self.weights = weights
+        self.symmetric = cell.symmetric
+        self.droppable = not cell.coupled
+        self.rows = tuple(not shared for shared in context.shared) + (False,) * len(weights.tensors)
+
+    def _split(self, args: Sequence[Tensor]) -> tuple[Tree, Sequence[Tensor]]:
+        count = len(self.context.leaves)
+        return self.context.rebuild(args[:count]), args[count:]
+
+    def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        context, tensors = self._split(args)
+        cell, layout = self.cell, self.layout
+
+        def step(z: Tensor) -> Tensor:
+            return layout.pack(cell(layout.unpack(z), context))
+
+        return step if self.weights.matches(tensors) else self._binding(step, tensors)
+
+    def _binding(self, function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        def bound(z: Tensor) -> Tensor:
+            with self.weights.bind(tensors):
+                return function(z)
+
+        return bound
+
+    def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
+        context, tensors = self._split(args)
+        with self.weights.bind(tensors):
+            local = self.cell.linearize(self.layout.unpack(z), context)
+        if local is None:
+            return None
+        return self._flatten(local, None if self.weights.matches(tensors) else tensors)
+
+    def _flatten(self, local: Linearization, tensors: Sequence[Tensor] | None) -> Linearization:
+        layout = self.layout
+
+        def flat(product: Callable[[Tree], Tree]) -> Callable[[Tensor], Tensor]:
+            def on_rows(v: Tensor) -> Tensor:
+                return layout.pack(product(layout.unpack(v)), "Cell.linearize")
+
+            return on_rows if tensors is None else self._binding(on_rows, tensors)
+
+        take = local.take
+        return Linearization(
+            value=layout.pack(local.value, "Cell.linearize"),
+            jvp=flat(local.jvp),
+            vjp=flat(local.vjp),
+            take=None if take is None else lambda rows: self._flatten(take(rows), tensors),
+        )

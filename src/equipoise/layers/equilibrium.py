@@ -1,0 +1,155 @@
+"""The equilibrium layer: a cell, a solver and a gradient strategy as an ordinary module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.core.weights import Weights, stranger
+from equipoise.gradients.base import Gradient, Plan, gradients
+from equipoise.layers.cell import Cell, CellEquation
+from equipoise.solvers.auto import pick_forward
+from equipoise.solvers.base import Solution, Solver, Stop, solvers
+from equipoise.solvers.outcome import OnFailure, Outcomes
+from equipoise.solvers.solve import check_context, unpack_solution
+
+__all__ = ["Equilibrium"]
+
+
+class Equilibrium(nn.Module):
+    """Return the solution of `z = cell.step(z, cell.inject(x))` for each sample of a batch.
+
+    Under autocast the injection runs in the lower precision; the solve runs in float32 unless the tolerance is ten times coarser
+    than the lower precision, since it could not be reached otherwise.
+
+    Args:
+        cell: What is iterated.
+        solver: A solver or its name; `auto` picks from what the cell declares.
+        gradient: A gradient strategy or its name.
+        tolerance: Relative residual to reach, in the forward and the adjoint solve.
+        max_steps: Updates at most, likewise.
+        on_failure: What to do when samples do not converge, forward or backward: `raise`, `warn` or `ignore`.
+        stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
+
+    Attributes:
+        last: The last `Solution`, detached; after `backward()` its `adjoint` is that of the adjoint solve.
+        outcomes: Counts of how samples ended since the layer was made.
+        adjoint_outcomes: The same for adjoint solves.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        solver: str | Solver = "auto",
+        gradient: str | Gradient = "implicit",
+        tolerance: float = 1e-4,
+        max_steps: int = 100,
+        on_failure: OnFailure = "warn",
+        *,
+        stop: Stop | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(cell, Cell):
+            raise ValueError(
+                f"Equilibrium.cell must be a Cell; got {type(cell).__name__}. For a plain function use equipoise.solve."
+            )
+        self.cell = cell
+        self.solver = None if solver == "auto" else solvers.resolve(solver, also=["auto"])
+        self.gradient = gradients.resolve(gradient)
+        self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
+        self.outcomes = Outcomes(on_failure, "Equilibrium")
+        self.adjoint_outcomes = Outcomes(on_failure, "Equilibrium, backward solve")
+        self.last: Solution | None = None
+        self._inspected = False
+
+    def forward(self, x: Tree, z0: Tree | None = None, *, trace: bool = False) -> Tree:
+        """Solve for `x`.
+
+        Args:
+            x: The input, batch first.
+            z0: Where to start, such as the last equilibrium; by default the cell says.
+            trace: Whether to keep the path in `last.trace`.
+        """
+        structure = Structure(self.cell.inject(x), "Cell.inject")
+        start = self.cell.initial(x, structure.rebuild(structure.leaves)) if z0 is None else z0
+        device = next((leaf.device.type for leaf in structure.leaves), "cpu")
+        if not self._too_coarse(device):
+            return self._solve(structure, start, trace)
+        structure.leaves = [_float(leaf) for leaf in structure.leaves]
+        state = Structure(start, "The state")
+        with torch.autocast(device, enabled=False):
+            return self._solve(structure, state.rebuild([_float(leaf) for leaf in state.leaves]), trace)
+
+    def map(self, x: Tree) -> Callable[[Tree], Tree]:
+        """Return `z -> f(z, x)`, with the injection computed once; for penalties, diagnostics and plots."""
+        structure = Structure(self.cell.inject(x), "Cell.inject")
+        context = structure.rebuild(structure.leaves)
+        return lambda z: self.cell(z, context)
+
+    def _solve(self, structure: Structure, start: Tree, trace: bool) -> Tree:
+        layout = Layout(start, coupled=self.cell.coupled)
+        check_context(structure, layout)
+        weights = Weights(self.cell)
+        made: list[Solution] = []
+
+        def report(flat: Solution) -> None:
+            made[:] = [unpack_solution(flat, layout)]
+            self.last = made[0]
+            self.outcomes.add(flat, self.stop)
+
+        def report_adjoint(flat: Solution, stop: Stop) -> None:
+            if made:
+                made[0].adjoint = unpack_solution(flat, layout)
+            self.adjoint_outcomes.add(flat, stop)
+
+        bound = _number(self.cell.lipschitz())
+        plan = Plan(
+            equation=CellEquation(self.cell, layout, structure, weights),
+            solver=self.solver or pick_forward(lipschitz=bound),
+            stop=self.stop,
+            report=report,
+            report_adjoint=report_adjoint,
+            inspect=self._inspect,
+            lipschitz=bound,
+            trace=trace,
+        )
+        value = self.gradient.attach(plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors])
+        return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
+
+    def _too_coarse(self, device: str) -> bool:
+        """Whether autocast is on with a precision that cannot reach the tolerance."""
+        if not torch.is_autocast_enabled(device):
+            return False
+        return self.stop.tolerance < 10 * torch.finfo(torch.get_autocast_dtype(device)).eps
+
+    def _inspect(self, recorded: Tensor, known: Sequence[Tensor]) -> None:
+        """Refuse, once, a step whose gradient would silently lack a tensor."""
+        if self._inspected:
+            return
+        found = stranger(recorded, known)
+        if found is not None:
+            raise ValueError(
+                f"{type(self.cell).__name__}.step must use trainable tensors through its attributes or its context; got one of "
+                f"shape {tuple(found.shape)} from elsewhere, whose gradient would be lost. Make it a parameter, an attribute, or "
+                "part of inject's result."
+            )
+        self._inspected = True
+
+    def extra_repr(self) -> str:
+        return f"solver={self.solver or 'auto'}, gradient={self.gradient}, stop={self.stop}"
+
+
+def _float(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def _number(bound: Tensor | float | None) -> float | None:
+    """A declared bound as a number, or nothing under `torch.func` transforms, where a tensor has no single value."""
+    if isinstance(bound, Tensor):
+        if torch._C._functorch.is_functorch_wrapped_tensor(bound):
+            return None
+        return float(bound.detach())
+    return bound

@@ -1,0 +1,41 @@
+"""Update rules for `z = f(z)` and the loop that runs them."""
+
+from equipoise.solvers.accelerated import Accelerated
+from equipoise.solvers.anderson import Anderson
+from equipoise.solvers.base import Move, Rule, Solution, Solver, Status, Stop, Trace, solvers
+from equipoise.solvers.broyden import Broyden
+from equipoise.solvers.fixed_point import FixedPoint
+from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
+from equipoise.solvers.loop import run
+from equipoise.solvers.newton import Newton
+from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem, Problem
+from equipoise.solvers.solve import check_context, solve, unpack_solution
+
+__all__ = [
+    "GMRES",
+    "Accelerated",
+    "Affine",
+    "Anderson",
+    "BiCGStab",
+    "Broyden",
+    "ConjugateGradient",
+    "Equation",
+    "FixedPoint",
+    "Linearization",
+    "MapProblem",
+    "Move",
+    "Neumann",
+    "Newton",
+    "Problem",
+    "Rule",
+    "Solution",
+    "Solver",
+    "Status",
+    "Stop",
+    "Trace",
+    "check_context",
+    "run",
+    "solve",
+    "solvers",
+    "unpack_solution",
+]

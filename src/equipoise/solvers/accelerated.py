@@ -1,0 +1,48 @@
+"""Nesterov's accelerated gradient for maps that are gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.solvers.base import Move, Rule, Solver, solvers
+from equipoise.solvers.problem import Problem
+
+__all__ = ["Accelerated"]
+
+
+@final
+@solvers.register("accelerated")
+@dataclass(frozen=True)
+class Accelerated(Solver):
+    """Accelerated gradient on the merit function of a symmetric cell (Nesterov, 1983), with restarts (O'Donoghue & Candes, 2015).
+
+    If the Jacobian of `f` is symmetric with eigenvalues in [0, 1], then `z - f(z)` is the gradient of a convex function with
+    unit curvature at most, and `x_new = f(y)`, `y_new = x_new + k / (k + 3) (x_new - x)` is the accelerated method. The momentum
+    of a sample starts again when it points uphill.
+    """
+
+    needs_symmetric = True
+
+    def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
+        return _Momentum(z)
+
+
+class _Momentum(Rule):
+    def __init__(self, z: Tensor) -> None:
+        self.last = z
+        self.age = z.new_zeros(z.shape[0])
+
+    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+        progress = f - self.last
+        self.age.masked_fill_(torch.linalg.vecdot(gap, progress) < 0, 0.0)
+        push = (self.age / (self.age + 3)).unsqueeze_(1)
+        self.last = f
+        self.age += 1
+        return Move(torch.addcmul(f, progress, push))
+
+    def take(self, problem: Problem, rows: Tensor) -> None:
+        self.last, self.age = self.last[rows], self.age[rows]

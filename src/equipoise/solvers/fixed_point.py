@@ -1,0 +1,52 @@
+"""Plain and damped fixed-point iteration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.solvers.base import Move, Rule, Solver, solvers
+from equipoise.solvers.problem import Problem
+
+__all__ = ["FixedPoint"]
+
+
+@final
+@solvers.register("fixed_point")
+@dataclass(frozen=True)
+class FixedPoint(Solver):
+    """`z <- z + damping (f(z) - z)` (Picard; damped: Krasnoselskii, 1955, and Mann, 1953).
+
+    Converges for contractions; for nonexpansive maps when `damping < 1`.
+
+    Args:
+        damping: Share of the new value in (0, 1].
+    """
+
+    damping: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_fraction("FixedPoint.damping", self.damping)
+
+    def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
+        return _Relax(self.damping)
+
+
+def require_fraction(owner: str, value: float) -> None:
+    """Raise unless `value` lies in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{owner} must be in (0, 1]; got {value}.")
+
+
+class _Relax(Rule):
+    def __init__(self, damping: float) -> None:
+        self.damping = damping
+
+    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+        return Move(f if self.damping == 1 else torch.add(z, gap, alpha=self.damping))
+
+    def take(self, problem: Problem, rows: Tensor) -> None:
+        pass

@@ -1,0 +1,81 @@
+"""Semismooth Newton-Krylov."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.core.tree import row_norm
+from equipoise.solvers.base import Move, Rule, Solver, Stop, require_count, solvers
+from equipoise.solvers.linear import GMRES, ConjugateGradient
+from equipoise.solvers.loop import run
+from equipoise.solvers.problem import Affine, Linearization, Problem
+
+__all__ = ["Newton"]
+
+
+@final
+@solvers.register("newton")
+@dataclass(frozen=True)
+class Newton(Solver):
+    """Solve `(I - J) d = f(z) - z` roughly and go along `d` (Qi & Sun, 1993; inexact: Dembo, Eisenstat & Steihaug, 1982).
+
+    The inner solver is conjugate gradient for symmetric cells and GMRES otherwise. The step is halved until the residual falls
+    enough; where it never does, the plain step `f(z)` is tried, and where that fails too the sample has stalled.
+
+    Args:
+        forcing: Relative residual of the inner solves.
+        inner_steps: Steps of an inner solve at most.
+        halvings: Trials of the line search at most.
+    """
+
+    forcing: float = 0.1
+    inner_steps: int = 50
+    halvings: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.forcing < 1:
+            raise ValueError(f"Newton.forcing must be in (0, 1); got {self.forcing}.")
+        require_count("Newton.inner_steps", self.inner_steps)
+        require_count("Newton.halvings", self.halvings)
+
+    def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
+        return _Search(self, problem)
+
+
+class _Search(Rule):
+    def __init__(self, solver: Newton, problem: Problem) -> None:
+        self.solver = solver
+        self.problem = problem
+        self.inner: Solver = ConjugateGradient() if problem.symmetric else GMRES()
+        self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
+        self.local: Linearization | None = None
+
+    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+        local = self.local or self.problem.linearize(z)
+        system = Affine(self.problem, z, local, gap, transpose=False)
+        direction = run(system, torch.zeros_like(z), self.inner, self.stop, f=gap).value
+        before = row_norm(gap)[:, None]
+        length = torch.ones_like(before)
+        for trial in range(self.solver.halvings + 2):
+            next_z = torch.addcmul(z, direction, length)
+            local = self.problem.linearize(next_z)
+            after = row_norm(local.value - next_z)[:, None]
+            good = after <= (1 - 1e-4 * length) * before
+            if trial == self.solver.halvings + 1 or bool(good.all()):
+                break
+            length = torch.where(good, length, length / 2)
+            if trial == self.solver.halvings:
+                # The last trial is the plain step, which never increases the residual of a nonexpansive map.
+                direction = torch.where(good, direction, gap)
+                length = torch.where(good, length, 1.0)
+        self.local = local
+        return Move(next_z, local.value, stuck=None if bool(good.all()) else ~good.squeeze(1))
+
+    def take(self, problem: Problem, rows: Tensor) -> None:
+        self.problem = problem
+        if self.local is not None:
+            self.local = self.local.take(rows) if self.local.take else None

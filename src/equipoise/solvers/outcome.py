@@ -1,0 +1,83 @@
+"""What happens when a solve fails: an error, a warning that does not repeat for each batch, or only a count."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal, get_args
+
+import torch
+
+from equipoise.core.errors import ConvergenceError, ConvergenceWarning
+from equipoise.core.registry import choose
+from equipoise.solvers.base import Solution, Status, Stop
+
+__all__ = ["OnFailure", "Outcomes", "describe"]
+
+OnFailure = Literal["raise", "warn", "ignore"]
+
+REMEDY = {
+    Status.MAX_STEPS: "raise max_steps, loosen tolerance, or try solver 'newton'",
+    Status.STALLED: "loosen tolerance, use float64, add damping, or try solver 'newton'",
+    Status.DIVERGED: "bound the norm of the cell's Jacobian below 1, or try solver 'anderson' or 'newton'",
+    Status.NONFINITE: "look for NaN or infinity in the input and the weights, or lower the learning rate",
+}
+VERB = {
+    Status.MAX_STEPS: "did not converge",
+    Status.STALLED: "stalled",
+    Status.DIVERGED: "diverged",
+    Status.NONFINITE: "met NaN or infinity",
+}
+
+
+def describe(solution: Solution, stop: Stop) -> str:
+    """Return one sentence on how a solve failed, with counts and remedies for its worst failure; empty if it did not."""
+    counts = solution.counts()
+    failed = [status for status in counts if status != Status.CONVERGED]
+    if not failed:
+        return ""
+    total = solution.status.numel()
+    what = " and ".join(f"{counts[status]} of {total} samples {VERB[status]}" for status in failed)
+    worst = solution.residual[~solution.converged].max().item()
+    steps = int(solution.steps.max())
+    remedy = REMEDY[max(failed)]
+    eps = torch.finfo(solution.residual.dtype).eps
+    if max(failed) in (Status.STALLED, Status.MAX_STEPS) and stop.tolerance < 10 * eps:
+        remedy = f"a tolerance of {stop.tolerance:.0e} is at the limit of {solution.residual.dtype}: loosen it or use float64"
+    return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {remedy}."
+
+
+class Outcomes:
+    """Applies one policy to the solves of one layer, and counts how its samples ended.
+
+    Warnings come with the first failing solve and then when their number has grown tenfold, so that training shows a few lines and
+    never silence.
+
+    Args:
+        on_failure: `raise`, `warn` or `ignore`.
+        name: What is being solved, as the sentence begins.
+    """
+
+    def __init__(self, on_failure: OnFailure, name: str) -> None:
+        self.on_failure = choose("on_failure", on_failure, get_args(OnFailure))
+        self.name = name
+        self.solves = 0
+        self.failures = 0
+        self.counts = dict.fromkeys(Status, 0)
+        self._next_warning = 1
+
+    def add(self, solution: Solution, stop: Stop) -> None:
+        """Count a solve, and complain as the policy says if some of it failed."""
+        self.solves += 1
+        if bool((solution.status == Status.CONVERGED).all()):
+            self.counts[Status.CONVERGED] += solution.status.numel()
+            return
+        for status, count in solution.counts().items():
+            self.counts[status] += count
+        self.failures += 1
+        sentence = describe(solution, stop)
+        if self.on_failure == "raise":
+            raise ConvergenceError(f"{self.name}: {sentence}")
+        if self.on_failure == "warn" and self.failures >= self._next_warning:
+            self._next_warning = 10 * self.failures
+            tally = "" if self.failures == 1 else f" This was failure {self.failures} in {self.solves} solves."
+            warnings.warn(f"{self.name}: {sentence}{tally}", ConvergenceWarning, stacklevel=2)

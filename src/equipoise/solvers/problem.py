@@ -1,0 +1,204 @@
+"""The equations that solvers see: maps on matrices whose rows are independent samples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.core.tree import Tree, row_norm
+
+__all__ = ["Affine", "Equation", "Linearization", "MapProblem", "Problem", "linearize_by_autograd"]
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """A map near one point: its value there and products with its Jacobian `J`.
+
+    Attributes:
+        value: `f(z)`.
+        jvp: `v -> J v`.
+        vjp: `v -> J^T v`.
+        take: Returns the linearisation of some samples only, given their row numbers; without it the loop linearises again.
+        graph: The value with its autograd history, where autograd made the linearisation.
+        point: The leaf of that history that stands for the state.
+    """
+
+    value: Tree
+    jvp: Callable[[Tree], Tree]
+    vjp: Callable[[Tree], Tree]
+    take: Callable[[Tensor], Linearization] | None = None
+    graph: Tensor | None = None
+    point: Tensor | None = None
+
+
+def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linearization:
+    """Linearise `step` at `z` by recording it once; `J v` is the derivative of `u -> J^T u`, which is linear in `u`."""
+    with torch.enable_grad():
+        point = z.detach().requires_grad_()
+        value = step(point)
+    forward: list[tuple[Tensor, Tensor]] = []
+
+    def vjp(v: Tensor) -> Tensor:
+        if not value.requires_grad:  # the step ignores its state
+            return torch.zeros_like(v)
+        (product,) = torch.autograd.grad(value, point, v, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(v) if product is None else product
+
+    def jvp(v: Tensor) -> Tensor:
+        if not value.requires_grad:
+            return torch.zeros_like(v)
+        if not forward:
+            with torch.enable_grad():
+                dummy = torch.zeros_like(value, requires_grad=True)
+                (pulled,) = torch.autograd.grad(value, point, dummy, create_graph=True, allow_unused=True)
+            if pulled is None or not pulled.requires_grad:
+                return torch.zeros_like(v)
+            forward.append((dummy, pulled))
+        dummy, pulled = forward[0]
+        (product,) = torch.autograd.grad(pulled, dummy, v, retain_graph=True)
+        return product
+
+    return Linearization(value.detach(), jvp, vjp, graph=value, point=point)
+
+
+class Equation(ABC):
+    """`z = f(z, args)` on matrices, with every tensor it depends on made explicit.
+
+    Attributes:
+        rows: For each argument, whether its first axis is the batch.
+        symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
+        droppable: Whether samples may leave the batch.
+    """
+
+    rows: tuple[bool, ...] = ()
+    symmetric: bool = False
+    droppable: bool = True
+
+    @abstractmethod
+    def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return `z -> f(z, args)`."""
+
+    def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
+        """Return the linearisation in `z`, if the equation knows better than autograd."""
+        return None
+
+
+class Problem(ABC):
+    """An equation with its arguments: what a solver runs on.
+
+    Attributes:
+        symmetric: Whether the Jacobian is symmetric positive semidefinite.
+        affine: Whether the map is affine.
+        droppable: Whether samples may leave the batch.
+        work: Evaluations and Jacobian products so far, shared with the problems taken from this one.
+    """
+
+    symmetric: bool = False
+    affine: bool = False
+    droppable: bool = True
+    work: Work
+
+    @abstractmethod
+    def __call__(self, z: Tensor) -> Tensor:
+        """Evaluate the map."""
+
+    @abstractmethod
+    def linearize(self, z: Tensor) -> Linearization:
+        """Evaluate the map and linearise it."""
+
+    @abstractmethod
+    def take(self, rows: Tensor) -> Problem:
+        """Return the problem of some samples only."""
+
+    def scale(self, f: Tensor) -> Tensor:
+        """What residuals are relative to, shape (samples,)."""
+        return row_norm(f)
+
+
+class Work:
+    """A counter of map evaluations and Jacobian products."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+class MapProblem(Problem):
+    """A nonlinear equation with its arguments.
+
+    Args:
+        equation: The equation.
+        args: Its arguments.
+        work: The counter to go on with.
+    """
+
+    def __init__(self, equation: Equation, args: Sequence[Tensor], work: Work | None = None) -> None:
+        self.equation = equation
+        self.args = args
+        self.symmetric = equation.symmetric
+        self.droppable = equation.droppable
+        self.work = work or Work()
+        self._step = equation.bind(args)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        self.work.count += 1
+        return self._step(z)
+
+    def linearize(self, z: Tensor) -> Linearization:
+        self.work.count += 1
+        return self.equation.declared(z, self.args) or linearize_by_autograd(self._step, z)
+
+    def take(self, rows: Tensor) -> Problem:
+        args = [arg.index_select(0, rows) if batched else arg for arg, batched in zip(self.args, self.equation.rows, strict=True)]
+        return MapProblem(self.equation, args, self.work)
+
+
+class Affine(Problem):
+    """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point; residuals are relative to `|g|`.
+
+    Args:
+        base: The problem that was linearised.
+        point: Where.
+        local: Its linearisation there.
+        g: The constant term.
+        transpose: Whether to use the transposed Jacobian.
+    """
+
+    affine = True
+
+    def __init__(self, base: Problem, point: Tensor, local: Linearization, g: Tensor, *, transpose: bool) -> None:
+        self.base = base
+        self.point = point
+        self.local = local
+        self.g = g
+        self.transpose = transpose
+        self.symmetric = base.symmetric
+        self.droppable = base.droppable
+        self.work = base.work
+        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the cheaper.
+        self._product = local.vjp if transpose or base.symmetric else local.jvp
+        self._scale = row_norm(g)
+
+    def product(self, v: Tensor) -> Tensor:
+        """Return the linear part at `v`."""
+        self.work.count += 1
+        product: Tensor = self._product(v)
+        return product
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.product(v) + self.g
+
+    def linearize(self, z: Tensor) -> Linearization:
+        other = self.local.jvp if self.transpose else self.local.vjp
+        return Linearization(self(z), self._product, other)
+
+    def scale(self, f: Tensor) -> Tensor:
+        return self._scale
+
+    def take(self, rows: Tensor) -> Problem:
+        base, point = self.base.take(rows), self.point[rows]
+        local = self.local.take(rows) if self.local.take else base.linearize(point)
+        return Affine(base, point, local, self.g[rows], transpose=self.transpose)

@@ -1,0 +1,89 @@
+"""Solving plain functions, and the way from state trees to matrices and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.solvers.base import Solution, Solver, Stop, Trace, solvers
+from equipoise.solvers.loop import run
+from equipoise.solvers.problem import Equation, MapProblem
+
+__all__ = ["check_context", "solve", "unpack_solution"]
+
+
+class Function(Equation):
+    """A plain function `step(z)` or `step(z, context)` on state trees, as an equation on matrices."""
+
+    def __init__(self, step: Callable[..., Tree], layout: Layout, context: Tree | None, symmetric: bool) -> None:
+        structure = Structure(context, "The context")
+        self.args = structure.leaves
+        self.rows = tuple(not shared for shared in structure.shared)
+        self.symmetric = symmetric
+        self._step = step
+        self._layout = layout
+        self._structure = None if context is None else structure
+        self.droppable = context is not None and not layout.coupled
+        check_context(structure, layout)
+
+    def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        step, layout = self._step, self._layout
+        if self._structure is None:
+            return lambda z: layout.pack(step(layout.unpack(z)), "step")
+        context = self._structure.rebuild(args)
+        return lambda z: layout.pack(step(layout.unpack(z), context), "step")
+
+
+def check_context(structure: Structure, layout: Layout) -> None:
+    """Raise unless every context tensor is batch first (or shared) and on the state's device."""
+    for leaf, shared in zip(structure.leaves, structure.shared, strict=True):
+        if leaf.device != layout.device:
+            raise ValueError(f"The state must be on the device of the context; got {layout.device} and {leaf.device}.")
+        if not shared and (leaf.dim() == 0 or leaf.shape[0] != layout.batch):
+            raise ValueError(
+                f"The context must be batch first like the state; got shape {tuple(leaf.shape)} for a batch of {layout.batch}. "
+                "Wrap a tensor that belongs to the whole batch in Shared."
+            )
+
+
+def solve(
+    step: Callable[..., Tree],
+    z0: Tree,
+    solver: str | Solver = "anderson",
+    stop: Stop | None = None,
+    *,
+    context: Tree | None = None,
+    symmetric: bool = False,
+    coupled: bool = False,
+    trace: bool = False,
+) -> Solution:
+    """Solve `z = step(z)`, or `z = step(z, context)`, for each sample of a batch, without recording gradients.
+
+    With a `context`, finished samples leave the work and the rows of the context leave with them. Without one the step may
+    close over tensors whose rows cannot be dropped, so finished samples are frozen but stay in the batch.
+
+    Args:
+        step: The map.
+        z0: Where to start: one tensor or a tree of tensors, batch first.
+        solver: A name or a solver.
+        stop: When to stop; by default `Stop()`.
+        context: What else the step needs, batch first; `()` for a step that needs nothing else.
+        symmetric: Whether the Jacobian of the step is symmetric positive semidefinite.
+        coupled: Whether the samples depend on each other, so that the batch is one problem with one status.
+        trace: Whether to keep the path in `Solution.trace`.
+    """
+    layout = Layout(z0, coupled=coupled)
+    chosen = solvers.resolve(solver)
+    equation = Function(step, layout, context, symmetric)
+    problem = MapProblem(equation, equation.args)
+    flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
+    return unpack_solution(flat, layout)
+
+
+def unpack_solution(flat: Solution, layout: Layout) -> Solution:
+    """Return a solution on matrices as one on state trees, detached."""
+    trace = flat.trace and Trace(flat.trace.residual, [layout.unpack(state) for state in flat.trace.state])
+    return replace(flat, value=layout.unpack(flat.value.detach()), trace=trace)
