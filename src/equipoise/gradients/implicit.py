@@ -29,8 +29,8 @@ class Implicit(Gradient):
     derivatives follow in the same way, and second and higher derivatives are exact too. Forward mode solves `t = J t + d`.
 
     Args:
-        solver: A solver or its name; `auto` takes conjugate gradient for symmetric cells, else GMRES.
-        tolerance: Residual relative to `|g|`; by default the forward solve's tolerance.
+        solver: A solver or its name; `auto` picks from what the cell declares (see `equipoise.solvers.auto`).
+        tolerance: Residual relative to the larger of `|v|` and `|g|`; by default the forward solve's tolerance.
         max_steps: Steps at most; by default the forward solve's.
     """
 

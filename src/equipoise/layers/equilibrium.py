@@ -108,7 +108,7 @@ class Equilibrium(nn.Module):
         bound = _number(self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(self.cell, layout, structure, weights),
-            solver=self.solver or pick_forward(lipschitz=bound),
+            solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
             stop=self.stop,
             report=report,
             report_adjoint=report_adjoint,

@@ -2,7 +2,7 @@
 
 from equipoise.solvers.accelerated import Accelerated
 from equipoise.solvers.anderson import Anderson
-from equipoise.solvers.base import Move, Rule, Solution, Solver, Status, Stop, Trace, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solution, Solver, Status, Stop, Trace, solvers
 from equipoise.solvers.broyden import Broyden
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
@@ -26,6 +26,7 @@ __all__ = [
     "Move",
     "Neumann",
     "Newton",
+    "Point",
     "Problem",
     "Rule",
     "Solution",

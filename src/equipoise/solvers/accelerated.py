@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import Move, Rule, Solver, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, solvers
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Accelerated"]
@@ -36,9 +36,10 @@ class _Momentum(Rule):
         self.last = z
         self.age = z.new_zeros(z.shape[0])
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+    def advance(self, at: Point) -> Move:
+        f = at.f
         progress = f - self.last
-        self.age.masked_fill_(torch.linalg.vecdot(gap, progress) < 0, 0.0)
+        self.age.masked_fill_(torch.linalg.vecdot(at.gap, progress) < 0, 0.0)
         push = (self.age / (self.age + 3)).unsqueeze_(1)
         self.last = f
         self.age += 1

@@ -8,8 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_norm
-from equipoise.solvers.base import Move, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
 from equipoise.solvers.fixed_point import require_fraction
 from equipoise.solvers.problem import Problem
 
@@ -29,14 +28,19 @@ class Anderson(Solver):
     Args:
         memory: Pairs kept; 1 is plain fixed-point iteration.
         damping: Share of the residual added, in (0, 1].
+        plain_rate: Mixing costs as much as a small cell, so a sample takes plain steps as long as each shrinks its residual below
+            this fraction. 0 mixes from the start.
     """
 
     memory: int = 5
     damping: float = 1.0
+    plain_rate: float = 0.0
 
     def __post_init__(self) -> None:
         require_count("Anderson.memory", self.memory)
         require_fraction("Anderson.damping", self.damping)
+        if not 0 <= self.plain_rate < 1:
+            raise ValueError(f"Anderson.plain_rate must be in [0, 1); got {self.plain_rate}.")
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Mix(self, z)
@@ -60,17 +64,29 @@ class _Mix(Rule):
         self.gaps = z.new_zeros(samples, self.memory, width)
         self.gram = torch.eye(self.memory, dtype=z.dtype, device=z.device).repeat(samples, 1, 1)
         self.inverse = z.new_zeros(samples, self.memory)
+        self.plain_rate = solver.plain_rate
+        self.mixing = torch.full((samples,), self.plain_rate == 0, device=z.device)
+        self.before: Tensor | None = None
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        value = f if self.damping == 1 else torch.add(z, gap, alpha=self.damping)
-        if self.memory == 1:
+    def _all_plain(self, size: Tensor) -> bool:
+        """Note which samples have become slow; whether none has, so that there is nothing to mix."""
+        if self.before is not None:
+            self.mixing |= ~(size <= self.plain_rate * self.before)
+        self.before = size
+        return not bool(self.mixing.any())
+
+    def advance(self, at: Point) -> Move:
+        value = at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
+        if self.memory == 1 or (self.plain_rate and self._all_plain(at.size)):
             return Move(value)
         place = self.count % self.memory
         self.count += 1
-        inverse = row_norm(gap).clamp_min_(self.smallest).reciprocal_()
-        unit = gap * inverse.unsqueeze(1)
+        inverse = at.size.clamp_min(self.smallest).reciprocal_()
+        unit = at.gap * inverse.unsqueeze(1)
         self.gaps[:, place] = unit
         self.values[:, place] = value
+        if self.plain_rate:
+            self.inverse *= self.mixing.unsqueeze(1)  # nothing but the present counts for samples that go plainly
         self.inverse[:, place] = inverse
         products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
         products[:, place] = self.diagonal
@@ -79,10 +95,11 @@ class _Mix(Rule):
         if self.count == 1:
             return Move(value)
         weight = self.inverse / self.inverse.amax(dim=1, keepdim=True)
-        share = torch.linalg.solve_ex(self.gram, weight)[0].mul_(weight)
+        share = weight.mul_(torch.linalg.solve_ex(self.gram, weight)[0])  # in place: the solution is not contiguous, and bmm minds
         share /= share.sum(dim=1, keepdim=True)
         return Move(torch.bmm(share.unsqueeze(1), self.values).squeeze(1))
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         self.values, self.gaps = self.values[rows], self.gaps[rows]
-        self.gram, self.inverse = self.gram[rows], self.inverse[rows]
+        self.gram, self.inverse, self.mixing = self.gram[rows], self.inverse[rows], self.mixing[rows]
+        self.before = None if self.before is None else self.before[rows]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from equipoise.solvers.accelerated import Accelerated
 from equipoise.solvers.anderson import Anderson
 from equipoise.solvers.base import Solver
 from equipoise.solvers.fixed_point import FixedPoint
-from equipoise.solvers.linear import GMRES, ConjugateGradient, Neumann
+from equipoise.solvers.linear import ConjugateGradient, Neumann
 
 __all__ = ["pick_adjoint", "pick_forward"]
 
 EASY = 0.3
-"""With a Lipschitz bound this small, plain iteration gains a digit in two steps and bookkeeping cannot pay."""
+"""With a Lipschitz bound this small, plain iteration gains a digit in two steps and nothing can pay for itself."""
 
 
-def pick_forward(*, lipschitz: float | None) -> Solver:
-    """Plain iteration for cells that declare a Lipschitz bound of at most 0.3, Anderson for all others."""
-    return FixedPoint() if lipschitz is not None and lipschitz <= EASY else Anderson()
+def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
+    """Return plain iteration for a Lipschitz bound of at most 0.3, accelerated gradient for symmetric cells, else Anderson.
+
+    Anderson begins with plain steps and mixes for the samples where they are slow.
+    """
+    if lipschitz is not None and lipschitz <= EASY:
+        return FixedPoint()
+    return Accelerated() if symmetric else Anderson(plain_rate=0.75)
 
 
 def pick_adjoint(*, symmetric: bool, lipschitz: float | None) -> Solver:
-    """The Neumann series for easy cells, conjugate gradient for symmetric ones, GMRES for all others."""
+    """Return the Neumann series for a Lipschitz bound of at most 0.3, conjugate gradient for symmetric cells, else Anderson."""
     if lipschitz is not None and lipschitz <= EASY:
         return Neumann()
-    return ConjugateGradient() if symmetric else GMRES()
+    return ConjugateGradient() if symmetric else Anderson(memory=8, plain_rate=0.75)

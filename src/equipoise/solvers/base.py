@@ -17,7 +17,7 @@ from equipoise.core.tree import Tree
 if TYPE_CHECKING:
     from equipoise.solvers.problem import Problem
 
-__all__ = ["Move", "Rule", "Solution", "Solver", "Status", "Stop", "Trace", "solvers"]
+__all__ = ["Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace", "solvers"]
 
 
 class Status(IntEnum):
@@ -129,6 +129,22 @@ class Solution:
         )
 
 
+class Point(NamedTuple):
+    """Where a solve is.
+
+    Attributes:
+        z: The iterate, shape (samples, width).
+        f: The map at `z`.
+        gap: `f - z`.
+        size: Length of each row of `gap`, shape (samples,).
+    """
+
+    z: Tensor
+    f: Tensor
+    gap: Tensor
+    size: Tensor
+
+
 class Move(NamedTuple):
     """Where an update rule goes next.
 
@@ -149,8 +165,8 @@ class Rule(ABC):
     """The working memory of one solver during one solve."""
 
     @abstractmethod
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        """Return the next iterate, given the present one, the map there, and `gap = f - z`. Must not write into them."""
+    def advance(self, at: Point) -> Move:
+        """Return the next iterate, given the present one. Must not write into its tensors."""
 
     @abstractmethod
     def take(self, problem: Problem, rows: Tensor) -> None:

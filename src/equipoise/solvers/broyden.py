@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import Move, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Broyden"]
@@ -44,12 +44,13 @@ class _Secant(Rule):
         self.right: list[Tensor] = []
         self.move: Tensor | None = None
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+    def advance(self, at: Point) -> Move:
+        gap = at.gap
         if self.move is None or len(self.left) == self.memory:
             self.left.clear()
             self.right.clear()
             self.move = gap
-            return Move(f)
+            return Move(at.f)
         move = self.move
         image, pulled = gap, move
         for u, v in zip(self.left, self.right, strict=True):
@@ -57,12 +58,12 @@ class _Secant(Rule):
             pulled = torch.addcmul(pulled, v, row_dot(u, move))
         slope = row_dot(move, image - move)
         # A vanishing slope means that the secant says nothing: keep the old model for that sample.
-        useful = slope.abs() > torch.finfo(z.dtype).eps * row_norm(move)[:, None].square()
-        u = torch.where(useful, -image / torch.where(useful, slope, 1.0), 0.0)
+        useful = slope.abs() > torch.finfo(gap.dtype).eps * row_norm(move)[:, None].square()
+        u = image * torch.where(useful, -1 / slope, 0.0)
         self.left.append(u)
         self.right.append(pulled)
         self.move = torch.addcmul(image, u, row_dot(pulled, gap))
-        return Move(z + self.move)
+        return Move(at.z + self.move)
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         self.left = [u[rows] for u in self.left]

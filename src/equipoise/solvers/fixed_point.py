@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import Move, Rule, Solver, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, solvers
 from equipoise.solvers.problem import Problem
 
 __all__ = ["FixedPoint"]
@@ -45,8 +45,8 @@ class _Relax(Rule):
     def __init__(self, damping: float) -> None:
         self.damping = damping
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        return Move(f if self.damping == 1 else torch.add(z, gap, alpha=self.damping))
+    def advance(self, at: Point) -> Move:
+        return Move(at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping))
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         pass

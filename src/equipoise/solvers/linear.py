@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import Move, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
 from equipoise.solvers.problem import Affine, Problem
 
 __all__ = ["GMRES", "BiCGStab", "ConjugateGradient", "Neumann"]
@@ -53,8 +53,9 @@ class _Conjugate(_Krylov):
         self.direction: Tensor | None = None
         self.energy: Tensor | None = None
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        energy = row_norm(gap).square_().unsqueeze_(1)
+    def advance(self, at: Point) -> Move:
+        gap = at.gap
+        energy = at.size.square().unsqueeze_(1)
         if self.direction is None or self.energy is None:
             self.direction = gap
         else:
@@ -64,7 +65,7 @@ class _Conjugate(_Krylov):
         curvature = row_dot(self.direction, image)
         # Without positive curvature the system is singular or indefinite along this direction: stand still, and stall.
         length = torch.where(curvature > 0, energy / curvature, 0.0)
-        return Move(torch.addcmul(z, self.direction, length), gap=torch.addcmul(gap, image, length, value=-1))
+        return Move(torch.addcmul(at.z, self.direction, length), gap=torch.addcmul(gap, image, length, value=-1))
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         assert isinstance(problem, Affine)
@@ -91,8 +92,8 @@ class _Stabilised(_Krylov):
         super().__init__(problem)
         self.memory: list[Tensor] = []  # shadow, direction, image, rho, alpha, omega of the last step
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        residual = gap
+    def advance(self, at: Point) -> Move:
+        z, residual = at.z, at.gap
         if self.memory:
             shadow, direction, image, old, alpha, omega = self.memory
             rho = row_dot(shadow, residual)
@@ -105,7 +106,7 @@ class _Stabilised(_Krylov):
             rho = row_dot(shadow, residual)
         else:
             shadow = direction = residual
-            rho = row_dot(residual, residual)
+            rho = at.size.square().unsqueeze_(1)
         image = self.image(direction)
         alpha = _divide(rho, row_dot(shadow, image))
         half = torch.addcmul(residual, image, -alpha)
@@ -156,25 +157,25 @@ class _Minimal(_Krylov):
         self.bases: Tensor = torch.empty(0)  # directions and their images, (samples, memory, 2, width)
         self.fallback: Tensor | None = None
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        residual = gap
+    def advance(self, at: Point) -> Move:
+        z, residual = at.z, at.gap
         if self.used == self.memory:
             self.used = 0
             self.fallback = None
             self.bases = z.new_empty(z.shape[0], self.memory, 2, z.shape[1])
-        before = row_norm(residual)[:, None]
+        before = at.size[:, None]
         direction = residual if self.fallback is None else torch.where(self.fallback, self.bases[:, self.used - 1, 1], residual)
         pair = torch.stack([direction, self.image(direction)], dim=1)
         length = row_norm(pair[:, 1])[:, None]
         if self.used:
-            images = self.bases[:, : self.used, 1]
+            images, bases = self.bases[:, : self.used, 1], self.bases[:, : self.used].flatten(2)
             for _ in range(2):
-                shares = torch.bmm(images, pair[:, 1].unsqueeze(2)).squeeze(2)
-                pair = pair - torch.einsum("bk,bkpw->bpw", shares, self.bases[:, : self.used])
+                shares = torch.bmm(pair[:, 1:], images.mT)
+                pair = pair - torch.bmm(shares, bases).view_as(pair)
         left = row_norm(pair[:, 1])[:, None]
         # An image that lies in the span of the earlier ones ends the Krylov space: no direction is left.
         ended = left <= 10 * torch.finfo(z.dtype).eps * length
-        pair = torch.where(ended[:, :, None], 0.0, pair / torch.where(ended, 1.0, left)[:, :, None])
+        pair *= torch.where(ended, 0.0, 1 / left).unsqueeze(1)
         self.bases[:, self.used] = pair
         self.used += 1
         share = row_dot(pair[:, 1], residual)
@@ -204,8 +205,8 @@ class Neumann(Solver):
 
 
 class _Series(Rule):
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
-        return Move(f)
+    def advance(self, at: Point) -> Move:
+        return Move(at.f)
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         pass

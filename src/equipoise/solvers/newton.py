@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
-from equipoise.solvers.base import Move, Rule, Solver, Stop, require_count, solvers
+from equipoise.solvers.base import Move, Point, Rule, Solver, Stop, require_count, solvers
 from equipoise.solvers.linear import GMRES, ConjugateGradient
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Linearization, Problem
@@ -54,11 +54,12 @@ class _Search(Rule):
         self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
         self.local: Linearization | None = None
 
-    def advance(self, z: Tensor, f: Tensor, gap: Tensor) -> Move:
+    def advance(self, at: Point) -> Move:
+        z, gap = at.z, at.gap
         local = self.local or self.problem.linearize(z)
         system = Affine(self.problem, z, local, gap, transpose=False)
         direction = run(system, torch.zeros_like(z), self.inner, self.stop, f=gap).value
-        before = row_norm(gap)[:, None]
+        before = at.size[:, None]
         length = torch.ones_like(before)
         for trial in range(self.solver.halvings + 2):
             next_z = torch.addcmul(z, direction, length)

@@ -157,7 +157,9 @@ class MapProblem(Problem):
 
 
 class Affine(Problem):
-    """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point; residuals are relative to `|g|`.
+    """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point.
+
+    Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they cannot become.
 
     Args:
         base: The problem that was linearised.
@@ -196,7 +198,7 @@ class Affine(Problem):
         return Linearization(self(z), self._product, other)
 
     def scale(self, f: Tensor) -> Tensor:
-        return self._scale
+        return torch.maximum(row_norm(f), self._scale)
 
     def take(self, rows: Tensor) -> Problem:
         base, point = self.base.take(rows), self.point[rows]

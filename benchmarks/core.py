@@ -1,0 +1,297 @@
+"""Equipoise and torchdeq side by side, in one run: forward and backward time at equal error, loop overhead, peak memory.
+
+Run: make bench   (writes docs/results/core.md; needs torchdeq 0.1.0, which `make bench` installs)
+
+Times are medians of interleaved repetitions, so that a slow moment of the machine hits all contestants. Each torchdeq
+solver runs at the stated tolerance; the fastest one is the peer. Ours is then tightened until its true residual and its
+gradient error, both against a float64 reference, are no larger than the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import torch
+from cells import Hidden, Straggler, Symmetric, Tanh
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from equipoise import Equilibrium, Implicit, Stop, Unrolled, solve
+
+PEERS = ("fixed_point_iter", "anderson", "broyden")
+TIGHTER = 0.8
+
+
+@dataclass
+class Contestant:
+    """One way to compute an equilibrium and its gradients."""
+
+    name: str
+    run: Callable[[], Tensor]
+    residual: float = 0.0
+    error: float = 0.0
+    milliseconds: float = 0.0
+
+
+def peer(cell: torch.nn.Module, x: Tensor, solver: str, tolerance: float, max_steps: int) -> Contestant:
+    from torchdeq import get_deq
+
+    deq = get_deq(
+        core="sliced",
+        ift=True,
+        f_solver=solver,
+        b_solver=solver,
+        f_max_iter=max_steps,
+        b_max_iter=max_steps,
+        f_tol=tolerance,
+        b_tol=tolerance,
+        f_stop_mode="rel",
+        b_stop_mode="rel",
+    )
+    deq.train()
+
+    def run() -> Tensor:
+        states, _ = deq(lambda z: cell.plain(z, x), torch.zeros(x.shape[0], 512))
+        states[-1].square().sum().backward()
+        return states[-1].detach()
+
+    return Contestant(f"torchdeq {solver}", run)
+
+
+def ours(layer: Equilibrium, x: Tensor, name: str) -> Contestant:
+    def run() -> Tensor:
+        z = layer(x)
+        z.square().sum().backward()
+        return z.detach()
+
+    return Contestant(name, run)
+
+
+class Referee:
+    """Knows the exact answer, and measures how far a contestant is from it."""
+
+    def __init__(self, cell: torch.nn.Module, x: Tensor) -> None:
+        self.cell, self.x = cell, x
+        self.exact = copy.deepcopy(cell).double()
+        layer = Equilibrium(self.exact, "newton", Implicit("gmres"), stop=Stop(1e-12, max_steps=500))
+        layer(x.double()).square().sum().backward()
+
+    def judge(self, contestant: Contestant) -> None:
+        self.cell.zero_grad()
+        z = contestant.run().double()
+        f = self.exact.plain(z, self.x.double())
+        contestant.residual = ((f - z).norm(dim=1) / f.norm(dim=1)).max().item()
+        errors = []
+        for mine, true in zip(self.cell.parameters(), self.exact.parameters(), strict=True):
+            if true.grad is not None and mine.grad is not None:
+                errors.append(((mine.grad.double() - true.grad).norm() / true.grad.norm()).item())
+        contestant.error = max(errors)
+        self.cell.zero_grad()
+
+
+def interleave(contestants: list[Contestant], repetitions: int) -> None:
+    times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    for repetition in range(repetitions + 2):
+        for contestant in contestants:
+            start = time.perf_counter()
+            contestant.run()
+            if repetition >= 2:
+                times[contestant.name].append(time.perf_counter() - start)
+    for contestant in contestants:
+        contestant.milliseconds = 1e3 * statistics.median(times[contestant.name])
+
+
+def contest(
+    title: str,
+    cell: torch.nn.Module,
+    x: Tensor,
+    challengers: dict[str, Callable[[float], Equilibrium]],
+    *,
+    tolerance: float,
+    goal: float,
+    repetitions: int,
+    max_steps: int = 300,
+) -> list[str]:
+    referee = Referee(cell, x)
+    peers = [peer(cell, x, solver, tolerance, max_steps) for solver in PEERS]
+    for contestant in peers:
+        referee.judge(contestant)
+    able = [contestant for contestant in peers if contestant.residual <= 2 * tolerance]
+    interleave(able, max(3, repetitions // 3))
+    best = min(able, key=lambda contestant: contestant.milliseconds)
+    mine = []
+    for name, build in challengers.items():
+        tried = tolerance
+        while True:
+            contestant = ours(build(tried), x, name)
+            referee.judge(contestant)
+            if (contestant.residual <= best.residual and contestant.error <= best.error) or tried < 1e-7:
+                break
+            tried *= TIGHTER
+        mine.append(contestant)
+    interleave([*peers, *mine], repetitions)
+    best = min(able, key=lambda contestant: contestant.milliseconds)
+    lines = []
+    for contestant in [*peers, *mine]:
+        ratio = best.milliseconds / contestant.milliseconds
+        lines.append(
+            f"| {title} | {contestant.name} | {contestant.milliseconds:.2f} | {contestant.residual:.1e} | {contestant.error:.1e} | "
+            f"{ratio:.2f}{f' (goal {goal:g})' if contestant in mine else ''} |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
+def overhead(batch: int, repetitions: int) -> list[str]:
+    """Wall time of a solve over that of the bare cell evaluations it made, without the layer around it."""
+    cell = Symmetric()
+    with torch.no_grad():
+        context = cell.inject(torch.randn(batch, 784))
+        start = torch.zeros(batch, 512)
+        lines = []
+        for solver, goal in (
+            ("fixed_point", 1.1 if batch > 1 else 1.5),
+            ("accelerated", None),
+            ("anderson", None),
+            ("broyden", None),
+        ):
+            # Without a context no sample leaves, so that each evaluation is of the whole batch.
+            def run(solver: str = solver) -> int:
+                solution = solve(lambda z: cell.step(z, context), start, solver, Stop(1e-5, max_steps=300), symmetric=True)
+                return int(solution.evaluations.max())
+
+            evaluations = run()
+
+            def bare(evaluations: int = evaluations) -> None:
+                z = start
+                for _ in range(evaluations):
+                    z = cell.step(z, context)
+
+            ratios = []
+            for _ in range(repetitions):
+                t0 = time.perf_counter()
+                run()
+                t1 = time.perf_counter()
+                bare()
+                ratios.append((t1 - t0) / (time.perf_counter() - t1))
+            note = f" (goal {goal:g})" if goal else ""
+            lines.append(f"| {batch} | {solver} | {evaluations} | {statistics.median(ratios):.2f}{note} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def peak_memory(solver: str, steps: int) -> float:
+    """Most MB that tensors made in one training step hold at a time, as torch's profiler counts them."""
+    torch.manual_seed(0)
+    gradient = Unrolled(steps) if solver == "unrolled" else Implicit(max_steps=steps)
+    stop = Stop(1e-30, max_steps=steps, patience=10**6)
+    layer = Equilibrium(Symmetric(width=1024), "auto" if solver == "unrolled" else solver, gradient, stop=stop, on_failure="ignore")
+    x = torch.randn(4096, 784)
+    layer(x[:2]).square().sum().backward()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        layer(x).square().sum().backward()
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak / 2**20
+
+
+def memory() -> list[str]:
+    lines = []
+    for solver, steps in (("auto", 10), ("auto", 200), ("anderson", 10), ("anderson", 200), ("unrolled", 50)):
+        kind = "Unrolled" if solver == "unrolled" else f"Implicit, {solver} forward"
+        lines.append(f"| {kind} | {steps} | {peak_memory(solver, steps):.0f} |")
+        print(lines[-1], flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("docs/results/core.md"))
+    parser.add_argument("--repetitions", type=int, default=31)
+    options = parser.parse_args()
+
+    torch.set_flush_denormal(True)
+    torch.manual_seed(0)
+    speed = []
+    for batch in (1, 128):
+        x = torch.randn(batch, 784)
+        cell = Symmetric()
+        hidden = Hidden()
+        hidden.W, hidden.U, hidden.b = cell.W, cell.U, cell.b
+        challengers: dict[str, Callable[[float], Equilibrium]] = {
+            "equipoise": lambda tolerance, cell=cell: Equilibrium(cell, stop=Stop(tolerance, max_steps=300)),
+        }
+        if batch > 1:
+            challengers["equipoise, hidden form"] = lambda tolerance, cell=hidden: Equilibrium(
+                cell, stop=Stop(tolerance, max_steps=300)
+            )
+        speed += contest(
+            f"symmetric, norm 0.99, batch {batch}", cell, x, challengers, tolerance=1e-5, goal=5, repetitions=options.repetitions
+        )
+        cell = Tanh()
+        speed += contest(
+            f"tanh, radius 0.9, batch {batch}",
+            cell,
+            x,
+            {"equipoise": lambda tolerance, cell=cell: Equilibrium(cell, stop=Stop(tolerance, max_steps=300))},
+            tolerance=1e-5,
+            goal=2,
+            repetitions=options.repetitions,
+        )
+    cell = Straggler()
+    speed += contest(
+        "one straggler in 64",
+        cell,
+        Straggler.batch(),
+        {"equipoise": lambda tolerance, cell=cell: Equilibrium(cell, stop=Stop(tolerance, max_steps=3000))},
+        tolerance=1e-5,
+        goal=10,
+        repetitions=max(3, options.repetitions // 6),
+        max_steps=3000,
+    )
+    loop = overhead(1, 3 * options.repetitions) + overhead(128, options.repetitions)
+    peak = memory()
+    options.output.write_text(
+        "\n".join(
+            [
+                "# The core, measured",
+                "",
+                f"`make bench`, {date.today().isoformat()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+                f"{platform.machine()} CPU. Written by `benchmarks/core.py`; what the columns mean stands there.",
+                "",
+                "## Forward and backward, against torchdeq 0.1.0",
+                "",
+                "| cell (512 units, 784 inputs) | contestant | ms | worst residual | gradient error | times torchdeq's best |",
+                "|---|---|---|---|---|---|",
+                *speed,
+                "",
+                "## Wall time of a solve over that of the bare cell evaluations it made",
+                "",
+                "| batch | solver | evaluations | ratio |",
+                "|---|---|---|---|",
+                *loop,
+                "",
+                "## Peak memory of a training step (4,096 samples, 1,024 units; a state is 16 MB)",
+                "",
+                "| gradient | steps | MB |",
+                "|---|---|---|",
+                *peak,
+                "",
+            ]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
