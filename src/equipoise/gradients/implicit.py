@@ -168,6 +168,10 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        if torch._C._functorch.is_legacy_batchedtensor(g):
+            raise ValueError(
+                "Implicit must see one gradient at a time; got a batch (is_grads_batched=True). Use torch.func.jacrev or vmap."
+            )
         z, *args = ctx.saved_tensors
         wanted = [need and arg.dtype.is_floating_point for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)]
         pull = _pull_recorded if torch.is_grad_enabled() else _pull

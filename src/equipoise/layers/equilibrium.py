@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.eager import outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.weights import Weights, stranger
 from equipoise.gradients.base import Gradient, Plan, gradients
@@ -65,6 +66,7 @@ class Equilibrium(nn.Module):
         self.last: Solution | None = None
         self._inspected = False
 
+    @outside_graphs
     def forward(self, x: Tree, z0: Tree | None = None, *, trace: bool = False) -> Tree:
         """Solve for `x`.
 

@@ -1,0 +1,44 @@
+# On a machine with Python 3.11+ and make, each target does all of its own set-up, once, in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: setup demo test test-slow lint bench docs clean
+
+setup: $(VENV)/.ready
+
+# torch comes first and pinned: left to itself the resolver may fetch a build with several GB of CUDA packages.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Equipoise needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+demo: setup  ## Train an equilibrium classifier on bundled digits: under a minute.
+	$(BIN)/python examples/digits.py
+
+test: setup  ## The default tier.
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## Beside torchdeq; writes docs/results/core.md. Leave the machine alone meanwhile.
+	$(PIP) --no-deps torchdeq==0.1.0
+	$(BIN)/python benchmarks/core.py
+
+docs: setup  ## API pages in build/docs.
+	$(PIP) 'pdoc>=14'
+	$(BIN)/pdoc --docformat google --output-directory build/docs equipoise
+
+clean:
+	rm -rf $(VENV) build dist

@@ -1,0 +1,357 @@
+from functools import partial
+
+import pytest
+import torch
+from problems import CELLS, rows
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
+
+from equipoise import Equilibrium, Implicit, JacobianFree, Phantom, Status, Stop, Unrolled, gradients, solvers
+
+FORWARD = [name for name in solvers if not solvers[name].linear]
+STOP = Stop(tolerance=1e-13, max_steps=500)
+EXACT = {"eps": 3e-5, "atol": 1e-7, "rtol": 1e-7}
+
+
+def fits(name: str, cell: str) -> bool:
+    return cell.startswith("symmetric") or not solvers[name].needs_symmetric
+
+
+# Every forward solver with the default adjoint, every solver as the adjoint of one forward solver, every cell with both on auto.
+FORWARD_PAIRS = [(name, "auto", cell) for name in FORWARD for cell in ("smooth", "symmetric_mask") if fits(name, cell)]
+ADJOINT_PAIRS = [("anderson", name, cell) for name in solvers for cell in ("mask", "symmetric") if fits(name, cell)]
+AUTO_PAIRS = [("auto", "auto", cell) for cell in CELLS]
+COMBINATIONS = FORWARD_PAIRS + ADJOINT_PAIRS + AUTO_PAIRS
+EVERY_PAIR = [(name, adjoint, "symmetric_mask") for name in FORWARD for adjoint in solvers]
+FORWARD_CELLS = [(name, cell) for name in FORWARD for cell in CELLS if fits(name, cell)]
+
+
+def make(cell: str, solver: str = "auto", gradient="implicit", stop: Stop = STOP) -> Equilibrium:
+    return Equilibrium(CELLS[cell](), solver, gradient, on_failure="raise", stop=stop)
+
+
+def explicit(layer: Equilibrium):
+    """The layer as a function of its input and parameters, and those."""
+    names = [name for name, _ in layer.named_parameters()]
+    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+
+    def function(x, *tensors):
+        return functional_call(layer, dict(zip(names, tensors, strict=True)), (x,))
+
+    return function, (x, *layer.parameters())
+
+
+def unroll(layer: Equilibrium, x, steps: int = 1000, damping: float = 1.0):
+    """Plain iteration, recorded from the start."""
+    cell = layer.cell
+    context = cell.inject(x)
+    bare = (context[0], context[1].tensor) if isinstance(context, tuple) else context
+    z = cell.initial(x, bare)
+    for _ in range(steps):
+        new = cell.step(z, bare)
+        if isinstance(z, tuple):
+            z = tuple(old + damping * (fresh - old) for old, fresh in zip(z, new, strict=True))
+        else:
+            z = z + damping * (new - z)
+    return cell.readout(z, bare)
+
+
+def close(found, expected, tolerance: float) -> bool:
+    return all(
+        torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(b.detach().abs().max())))
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_registry_holds_the_strategies():
+    assert set(gradients) == {"implicit", "jacobian_free", "phantom", "unrolled"}
+
+
+@pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS)
+def test_implicit_gradient_passes_gradcheck(solver, adjoint, cell):
+    function, inputs = explicit(make(cell, solver, Implicit(solver=adjoint)))
+    assert gradcheck(function, inputs, **EXACT)
+
+
+@pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS)
+def test_implicit_gradient_passes_forward_mode_gradcheck(solver, adjoint, cell):
+    function, inputs = explicit(make(cell, solver, Implicit(solver=adjoint)))
+    assert gradcheck(function, inputs, check_forward_ad=True, check_backward_ad=False, **EXACT)
+
+
+@pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS)
+def test_implicit_gradient_passes_gradgradcheck(solver, adjoint, cell):
+    function, inputs = explicit(make(cell, solver, Implicit(solver=adjoint)))
+    assert gradgradcheck(function, inputs, **EXACT)
+
+
+@pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS + EVERY_PAIR)
+def test_implicit_gradient_equals_autograd_through_a_long_unroll(solver, adjoint, cell):
+    layer = make(cell, solver, Implicit(solver=adjoint))
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *layer.parameters()]
+    z, long = layer(x), unroll(layer, x)
+    assert torch.allclose(z, long, atol=1e-11)
+    g = torch.randn_like(z)
+    assert close(torch.autograd.grad(z, wanted, g), torch.autograd.grad(long, wanted, g), 1e-9)
+    assert layer.adjoint_outcomes.counts[Status.CONVERGED] == 3
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_second_derivatives_equal_those_of_a_long_unroll(cell):
+    layer = make(cell)
+    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    parameters = list(layer.parameters())
+    g = torch.randn_like(layer(x))
+
+    def mixed(z):
+        (first,) = torch.autograd.grad((z.square() * g).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), [x, *parameters], allow_unused=True, materialize_grads=True)
+
+    assert close(mixed(layer(x)), mixed(unroll(layer, x, 300)), 1e-8)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradient_penalty_reaches_every_parameter(cell):
+    layer = make(cell)
+    x = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
+    first.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(("solver", "cell"), FORWARD_CELLS)
+def test_functional_transforms_agree_with_a_long_unroll(solver, cell):
+    layer = make(cell, solver)
+    x, t = torch.randn(2, 2, 2, dtype=torch.float64)
+    slow = partial(unroll, layer, steps=150)
+    for found, expected in zip(jvp(layer, (x,), (t,)), jvp(slow, (x,), (t,)), strict=True):
+        assert torch.allclose(found, expected, atol=1e-9)
+    assert torch.allclose(jacrev(layer)(x), jacrev(slow)(x), atol=1e-9)
+    assert torch.allclose(jacfwd(layer)(x), jacrev(slow)(x), atol=1e-9)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_hessian_agrees_with_a_long_unroll(cell):
+    layer = make(cell)
+    x = torch.randn(1, 2, dtype=torch.float64)
+    fast, slow = (hessian(lambda x, f=f: f(x).square().sum())(x) for f in (layer, partial(unroll, layer, steps=200)))
+    assert torch.allclose(fast, slow, atol=1e-8)
+    assert fast.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("cell", ["smooth", "symmetric_mask"])
+def test_reverse_over_forward_equals_forward_over_reverse(cell):
+    layer = make(cell)
+    x = torch.randn(1, 2, dtype=torch.float64)
+
+    def loss(x):
+        return layer(x).pow(3).sum()
+
+    assert torch.allclose(jacrev(jacfwd(loss))(x), jacfwd(jacrev(loss))(x), atol=1e-9)
+    assert torch.allclose(jacrev(jacfwd(loss))(x), jacrev(jacrev(loss))(x), atol=1e-9)
+
+
+def test_mixed_derivative_in_input_and_weight_matches_finite_differences():
+    layer = make("smooth")
+    function, (x, *tensors) = explicit(layer)
+
+    def slope(W):
+        z = function(x, W, *tensors[1:])
+        return torch.autograd.grad(z.sum(), x, create_graph=True)[0]
+
+    W = tensors[0]
+    assert gradcheck(slope, (W,), **EXACT)
+    assert gradcheck(slope, (W,), check_forward_ad=True, check_backward_ad=False, **EXACT)
+
+
+def test_third_derivative_of_a_scalar_equilibrium_matches_the_closed_form():
+    # z = a z^2 / 2 + x has the root z = (1 - sqrt(1 - 2 a x)) / a near zero.
+    class Quadratic(CELLS["smooth"]):
+        def inject(self, x):
+            return x
+
+        def step(self, z, context):
+            return 0.4 * z.square() + context
+
+    layer = Equilibrium(Quadratic(), "newton", Implicit(), stop=STOP)
+    x = torch.tensor([[0.3]], dtype=torch.float64, requires_grad=True)
+
+    def derivatives(z):
+        found = []
+        for _ in range(3):
+            (z,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+            found.append(z)
+        return found
+
+    assert close(derivatives(layer(x)), derivatives((1 - (1 - 1.6 * x).sqrt()) / 0.8), 1e-9)
+
+
+@pytest.mark.parametrize(("solver", "cell"), FORWARD_CELLS)
+@pytest.mark.parametrize("gradient", list(gradients))
+def test_every_pair_gives_the_same_gradient_in_train_and_eval_mode(solver, gradient, cell):
+    layer = make(cell, solver, Unrolled(steps=400) if gradient == "unrolled" else gradient)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    wanted = [x, *layer.parameters()]
+    found = [torch.autograd.grad(layer.train(mode)(x).square().sum(), wanted) for mode in (True, False)]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert all(grad.abs().sum() > 0 for grad in found[0][:2])
+
+
+@pytest.mark.parametrize("solver", FORWARD)
+@pytest.mark.parametrize("gradient", list(gradients))
+def test_every_pair_returns_the_equilibrium(solver, gradient):
+    cell = "symmetric_mask" if solvers[solver].needs_symmetric else "smooth"
+    layer = make(cell, solver, Unrolled(steps=400) if gradient == "unrolled" else gradient)
+    x = torch.randn(3, 2, dtype=torch.float64)
+    z = layer(x)
+    assert torch.allclose(z, unroll(layer, x), atol=1e-11)
+    assert layer.last.converged.all()
+    assert torch.allclose(rows(layer.last.value), z, atol=1e-11)
+
+
+def jacobians(layer: Equilibrium, x):
+    """For each sample the equilibrium's Jacobian in the state (n, n) and the step's in the input (n, d)."""
+    cell = layer.cell
+    z = unroll(layer, x).detach()
+    one = [(z[i : i + 1], x[i : i + 1].detach()) for i in range(len(x))]
+    in_state = [jacrev(lambda s, u=u: cell.step(s, cell.inject(u)))(s)[0, :, 0] for s, u in one]
+    in_input = [jacrev(lambda v, s=s: cell.step(s, cell.inject(v)))(u)[0, :, 0] for s, u in one]
+    return torch.stack(in_state), torch.stack(in_input)
+
+
+@pytest.mark.parametrize("solver", FORWARD)
+@pytest.mark.parametrize(("steps", "damping"), [(1, 1.0), (1, 0.5), (5, 0.5), (4, 1.0), (7, 0.3)])
+def test_phantom_gradient_is_its_truncated_series(solver, steps, damping):
+    cell = "symmetric" if solvers[solver].needs_symmetric else "smooth"
+    layer = make(cell, solver, Phantom(steps=steps, damping=damping))
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    z = layer(x)
+    g = torch.randn_like(z)
+    (found,) = torch.autograd.grad(z, x, g)
+    J, D = jacobians(layer, x)
+    M = (1 - damping) * torch.eye(J.shape[1], dtype=torch.float64) + damping * J
+    series = sum(torch.linalg.matrix_power(M, k) for k in range(steps)) * damping
+    expected = torch.einsum("bi,bij,bjk->bk", g, series, D)
+    assert torch.allclose(found, expected, atol=1e-10)
+
+
+def test_phantom_gradient_tends_to_the_implicit_one():
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    exact = make("smooth")
+    (truth,) = torch.autograd.grad(exact(x).sum(), x)
+    errors = []
+    for steps in (1, 5, 20, 200):
+        layer = make("smooth", gradient=Phantom(steps=steps))
+        layer.load_state_dict(exact.state_dict())
+        (found,) = torch.autograd.grad(layer(x).sum(), x)
+        errors.append(float((found - truth).abs().max()))
+    assert errors == sorted(errors, reverse=True)
+    assert errors[0] > 1e-2
+    assert errors[-1] < 1e-10
+
+
+@pytest.mark.parametrize("solver", FORWARD)
+def test_jacobian_free_gradient_is_that_of_one_step(solver):
+    cell = "symmetric" if solvers[solver].needs_symmetric else "smooth"
+    layer = make(cell, solver, JacobianFree())
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    z = layer(x)
+    g = torch.randn_like(z)
+    found = torch.autograd.grad(z, [x, *layer.parameters()], g)
+    _, D = jacobians(layer, x)
+    assert torch.allclose(found[0], torch.einsum("bi,bij->bj", g, D), atol=1e-11)
+    cell = layer.cell
+    one = cell.step(unroll(layer, x).detach(), cell.inject(x))
+    assert close(found, torch.autograd.grad(one, [x, *layer.parameters()], g), 1e-11)
+
+
+@pytest.mark.parametrize("damping", [1.0, 0.6])
+@pytest.mark.parametrize("cell", ["smooth", "mask", "symmetric", "tree"])
+def test_unrolled_gradient_is_that_of_its_iterate(cell, damping):
+    layer = Equilibrium(CELLS[cell](), gradient=Unrolled(steps=6, damping=damping), on_failure="ignore", stop=STOP)
+    function, inputs = explicit(layer)
+    assert gradcheck(function, inputs, check_forward_ad=True, **EXACT)
+    assert gradgradcheck(function, inputs, **EXACT)
+    x = inputs[0]
+    z, witness = layer(x), unroll(layer, x, 6, damping)
+    g = torch.randn_like(z)
+    assert torch.allclose(z, witness, atol=1e-14)
+    assert close(torch.autograd.grad(z, inputs, g), torch.autograd.grad(witness, inputs, g), 1e-13)
+    assert (layer.last.steps == 6).all()
+    again = layer.map(x)(layer.last.value)
+    converged = (rows(again) - rows(layer.last.value)).norm(dim=1) <= 1e-14 + 1e-13 * rows(again).norm(dim=1)
+    assert torch.equal(layer.last.converged, converged)
+    assert not converged.all()
+
+
+@pytest.mark.parametrize("cell", ["smooth", "mask", "symmetric", "tree"])
+def test_unrolled_gradient_tends_to_the_implicit_one(cell):
+    exact = make(cell)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    (truth,) = torch.autograd.grad(exact(x).sum(), x)
+    errors = []
+    for steps in (2, 10, 50, 500):
+        layer = Equilibrium(CELLS[cell](), gradient=Unrolled(steps=steps), on_failure="ignore", stop=STOP)
+        layer.load_state_dict(exact.state_dict())
+        (found,) = torch.autograd.grad(layer(x).sum(), x)
+        errors.append(float((found - truth).abs().max()))
+    assert errors[0] > 1e-3
+    assert errors[2] < errors[0] / 10
+    assert errors[-1] < 1e-9
+
+
+@pytest.mark.parametrize("adjoint", list(solvers))
+def test_adjoint_solve_that_fails_is_reported_and_never_zero(adjoint):
+    cell = CELLS["symmetric"](width=8, hidden=12)
+    layer = Equilibrium(cell, "newton", Implicit(solver=adjoint, max_steps=1, tolerance=1e-13), on_failure="ignore", stop=STOP)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(layer(x).sum(), x)
+    assert not layer.last.adjoint.converged.any()
+    assert layer.adjoint_outcomes.counts[Status.MAX_STEPS] == 3
+    assert (found.abs().sum(dim=1) > 0).all()
+
+
+@pytest.mark.parametrize("adjoint", list(solvers))
+def test_adjoint_solve_meets_nan_and_passes_it_on(adjoint):
+    layer = Equilibrium(CELLS["symmetric"](), "newton", Implicit(solver=adjoint), on_failure="ignore", stop=STOP)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    z = layer(x)
+    g = torch.ones_like(z)
+    g[1] = torch.nan
+    (found,) = torch.autograd.grad(z, x, g)
+    assert found[1].isnan().any()
+    assert layer.last.adjoint.status.tolist() == [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+    (clean,) = torch.autograd.grad(layer(x), x, torch.ones_like(z))
+    assert torch.allclose(found[[0, 2]], clean[[0, 2]], atol=1e-11)
+
+
+@pytest.mark.parametrize("adjoint", list(solvers))
+def test_gradient_of_a_sample_does_not_depend_on_its_batch_mates(adjoint):
+    cell = "symmetric_mask" if solvers[adjoint].needs_symmetric else "mask"
+    layer = make(cell, "newton", Implicit(solver=adjoint))
+    x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
+    z = layer(x)
+    g = torch.randn_like(z)
+    (together,) = torch.autograd.grad(z, x, g)
+    for i in range(5):
+        one = x[i : i + 1].detach().requires_grad_()
+        (alone,) = torch.autograd.grad(layer(one), one, g[i : i + 1])
+        assert torch.allclose(alone, together[i : i + 1], atol=1e-10)
+
+
+def test_gradient_of_an_affine_cell_is_the_inverse():
+    class Linear(CELLS["smooth"]):
+        def inject(self, x):
+            return x
+
+        def step(self, z, context):
+            return z @ self.W.T + context
+
+    layer = Equilibrium(Linear(width=4), stop=STOP)
+    x = torch.randn(1, 4, dtype=torch.float64)
+    inverse = torch.linalg.inv(torch.eye(4, dtype=torch.float64) - layer.cell.W.detach())
+    assert torch.allclose(layer(x), x @ inverse.T, atol=1e-12)
+    assert torch.allclose(jacrev(layer)(x)[0, :, 0], inverse, atol=1e-11)

@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from equipoise.core import Layout, Shared, Structure, row_dot, row_norm
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+
+def a(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=dtype)
+
+
+TREES = {
+    "matrix": lambda n: a(n, 3),
+    "vector": lambda n: a(n),
+    "image": lambda n: a(n, 2, 4, 5),
+    "tuple": lambda n: (a(n, 3), a(n, 2, 2)),
+    "list": lambda n: [a(n, 3), a(n)],
+    "dict": lambda n: {"b": a(n, 3), "a": a(n, 2)},
+    "namedtuple": lambda n: Pair(a(n, 3), a(n, 1)),
+    "one in a tuple": lambda n: (a(n, 2, 2),),
+    "nested": lambda n: {"x": [a(n, 3), (a(n, 2), Pair(a(n), a(n, 1, 1)))], "y": None},
+}
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, Tensor):
+        return isinstance(right, Tensor) and left.shape == right.shape and bool((left == right).all())
+    if isinstance(left, dict):
+        return isinstance(right, dict) and list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, tuple | list):
+        return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
+    return left is right
+
+
+# structures
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_structure_rebuilds_its_tree(name: str) -> None:
+    tree = TREES[name](4)
+    structure = Structure(tree)
+    assert same(structure.rebuild(structure.leaves), tree)
+
+
+def test_structure_puts_other_tensors_in_their_places() -> None:
+    structure = Structure({"b": a(2), "a": (a(3), None)})
+    others = [leaf.new_ones(leaf.shape) for leaf in structure.leaves]
+    assert same(structure.rebuild(others), {"b": a(2) * 0 + 1, "a": (a(3) * 0 + 1, None)})
+
+
+def test_structure_unwraps_shared_leaves_and_remembers_them() -> None:
+    weight = a(3, 3)
+    structure = Structure([a(2, 3), Shared(weight)])
+    assert structure.shared == [False, True]
+    assert structure.leaves[1] is weight
+    assert structure.rebuild(structure.leaves)[1] is weight
+
+
+def test_structure_of_nothing_has_no_leaves() -> None:
+    for tree in (None, (), [], {}):
+        structure = Structure(tree)
+        assert structure.leaves == []
+        assert structure.rebuild([]) == tree
+
+
+@pytest.mark.parametrize("value", [3, "text", 2.5, {1, 2}, object()])
+def test_structure_refuses_what_is_not_a_tree(value: object) -> None:
+    kind = type(value).__name__
+    sentence = rf"^Cell.inject must be a tensor or a tuple, list or dict of tensors; got a {kind} inside it\.$"
+    with pytest.raises(ValueError, match=sentence):
+        Structure((a(2), value), "Cell.inject")
+
+
+# layouts
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+@pytest.mark.parametrize("batch", [0, 1, 4])
+@pytest.mark.parametrize("name", TREES)
+def test_layout_packs_and_unpacks(name: str, batch: int, coupled: bool) -> None:
+    tree = TREES[name](batch)
+    layout = Layout(tree, coupled=coupled)
+    flat = layout.pack(tree)
+    total = sum(leaf.numel() for leaf in Structure(tree).leaves)
+    assert flat.shape == ((1, total) if coupled else (batch, layout.width))
+    assert flat.numel() == total
+    assert same(layout.unpack(flat), tree)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_layout_keeps_the_rows_of_samples_apart(name: str) -> None:
+    tree = TREES[name](4)
+    layout = Layout(tree)
+    rows = torch.tensor([2, 0])
+    structure = Structure(tree)
+    wanted = structure.rebuild([leaf[rows] for leaf in structure.leaves])
+    assert same(layout.unpack(layout.pack(tree)[rows]), wanted)
+    assert torch.equal(layout.pack(wanted), layout.pack(tree)[rows])
+
+
+def test_layout_of_a_matrix_copies_nothing() -> None:
+    z = a(4, 3)
+    layout = Layout(z)
+    assert layout.pack(z) is z
+    assert layout.unpack(z) is z
+
+
+def test_layout_of_a_contiguous_tensor_is_a_view() -> None:
+    z = a(4, 3, 2)
+    layout = Layout(z)
+    assert layout.pack(z).data_ptr() == z.data_ptr()
+    assert layout.unpack(layout.pack(z)).data_ptr() == z.data_ptr()
+
+
+def test_layout_packs_what_is_not_contiguous() -> None:
+    z = a(4, 3, 2)
+    turned = a(4, 2, 3).mT
+    layout = Layout(z)
+    assert same(layout.unpack(layout.pack(turned)), turned.contiguous())
+
+
+def test_layout_packs_a_dict_by_its_keys_and_not_their_order() -> None:
+    state = {"a": a(2, 3), "b": a(2, 3)}
+    layout = Layout(state)
+    other = {"b": state["b"], "a": state["a"]}
+    assert torch.equal(layout.pack(other), layout.pack(state))
+    assert torch.equal(layout.unpack(layout.pack(other))["a"], state["a"])
+
+
+def test_layout_pack_is_differentiable() -> None:
+    state = (a(2, 3).requires_grad_(), a(2, 2, 2).requires_grad_())
+    layout = Layout(state)
+    assert torch.autograd.gradcheck(lambda *leaves: layout.pack(leaves), state)
+
+
+def test_coupled_layout_is_one_row_of_all_samples() -> None:
+    state = (a(4, 3), a(4, 2))
+    layout = Layout(state, coupled=True)
+    assert layout.width == 20
+    flat = layout.pack(state)
+    assert torch.equal(flat[0], torch.cat([state[0].flatten(), state[1].flatten()]))
+
+
+def test_coupled_layout_refuses_another_batch_size() -> None:
+    layout = Layout(a(4, 3), coupled=True)
+    with pytest.raises(ValueError, match=r"^Cell.step must keep the batch size of a coupled state; got 3 for 4\.$"):
+        layout.pack(a(3, 3))
+
+
+def test_layout_refuses_a_state_without_tensors() -> None:
+    for state in ((), None, {"a": None}, [Shared(a(2, 2))]):
+        with pytest.raises(
+            ValueError, match=r"^The state must hold at least one tensor, each batch first and none of them Shared\.$"
+        ):
+            Layout(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_layout_refuses_numbers_that_are_not_real_floats(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=rf"^The state must be real floating point; got {dtype}\.$"):
+        Layout(torch.zeros(2, 3, dtype=dtype))
+
+
+def test_layout_refuses_two_batch_sizes() -> None:
+    with pytest.raises(ValueError, match=r"one batch size for all of its tensors; got shapes \(4, 3\), \(5, 3\)\.$"):
+        Layout((a(4, 3), a(5, 3)))
+
+
+def test_layout_refuses_a_scalar() -> None:
+    with pytest.raises(ValueError, match=r"^The state must be batch first"):
+        Layout(torch.tensor(1.0))
+
+
+def test_layout_refuses_two_dtypes_and_two_devices() -> None:
+    with pytest.raises(ValueError, match=r"one dtype and one device; got torch.float64 on cpu and torch.float32 on cpu\.$"):
+        Layout((a(4, 3), a(4, 3, dtype=torch.float32)))
+    with pytest.raises(ValueError, match=r"got torch.float64 on cpu and torch.float64 on meta\.$"):
+        Layout((a(4, 3), torch.zeros(4, 3, dtype=torch.float64, device="meta")))
+
+
+@pytest.mark.parametrize(
+    ("state", "bad"),
+    [
+        (lambda: a(4, 3), lambda: (a(4, 3),)),
+        (lambda: a(4, 3), lambda: None),
+        (lambda: (a(4, 3), a(4, 2)), lambda: a(4, 3)),
+        (lambda: (a(4, 3), a(4, 2)), lambda: [a(4, 3), a(4, 2)]),
+        (lambda: (a(4, 3), a(4, 2)), lambda: (a(4, 3),)),
+        (lambda: (a(4, 3), a(4, 2)), lambda: ((a(4, 3), a(4, 2)),)),
+        (lambda: {"a": a(4, 3)}, lambda: {"b": a(4, 3)}),
+        (lambda: Pair(a(4, 3), a(4, 3)), lambda: (a(4, 3), a(4, 3))),
+        (lambda: (a(4, 3), None), lambda: (None, a(4, 3))),
+    ],
+)
+def test_layout_refuses_another_tree(state, bad) -> None:
+    with pytest.raises(ValueError, match=r"^step must return the tree of its state; got another nesting or number of tensors\.$"):
+        Layout(state()).pack(bad(), "step")
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (4,), (4, 3, 1), ()])
+def test_layout_refuses_another_shape(shape: tuple[int, ...]) -> None:
+    with pytest.raises(
+        ValueError, match=r"^Cell.step must return the shape of its state; got .* for a state of shape \(batch, 3\)\.$"
+    ):
+        Layout(a(4, 3)).pack(a(*shape))
+
+
+def test_layout_refuses_another_dtype_and_device() -> None:
+    layout = Layout(a(4, 3))
+    with pytest.raises(
+        ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float32 for a state of torch.float64\.$"
+    ):
+        layout.pack(a(4, 3, dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"^Cell.step must stay on the device of its state; got meta for a state on cpu\.$"):
+        layout.pack(torch.zeros(4, 3, dtype=torch.float64, device="meta"))
+
+
+def test_layout_casts_back_under_autocast() -> None:
+    layout = Layout(a(4, 3, dtype=torch.float32))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        flat = layout.pack(a(4, 3, dtype=torch.bfloat16))
+    assert flat.dtype == torch.float32
+
+
+# rows
+
+
+def test_row_norm_and_row_dot_are_those_of_numpy() -> None:
+    x, y = a(4, 7), a(4, 7)
+    torch.testing.assert_close(row_norm(x), (x * x).sum(dim=1).sqrt())
+    torch.testing.assert_close(row_dot(x, y), (x * y).sum(dim=1, keepdim=True))
+    assert row_norm(a(0, 3)).shape == (0,)
+    assert row_dot(a(0, 3), a(0, 3)).shape == (0, 1)
