@@ -90,6 +90,18 @@ class Tanh(Cell):
     def step(self, z: Tensor, c: Tensor) -> Tensor:
         return torch.tanh(torch.addmm(c, z, self.W.T))
 
+    def linearize(self, z: Tensor, c: Tensor) -> Linearization:
+        value = self.step(z, c)
+        return self._linear(value, 1 - value.square())
+
+    def _linear(self, value: Tensor, slope: Tensor) -> Linearization:
+        return Linearization(
+            value,
+            jvp=lambda v: (v @ self.W.T).mul_(slope),
+            vjp=lambda v: (v * slope) @ self.W,
+            take=lambda rows: self._linear(value[rows], slope[rows]),
+        )
+
     def plain(self, z: Tensor, x: Tensor) -> Tensor:
         return torch.tanh(z @ self.W.T + x @ self.U.T + self.b)
 

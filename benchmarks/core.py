@@ -28,6 +28,7 @@ from equipoise import Equilibrium, Implicit, Stop, Unrolled, solve
 
 PEERS = ("fixed_point_iter", "anderson", "broyden")
 TIGHTER = 0.8
+Input = Tensor | tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Contestant:
     milliseconds: float = 0.0
 
 
-def peer(cell: torch.nn.Module, x: Tensor, solver: str, tolerance: float, max_steps: int) -> Contestant:
+def peer(cell: torch.nn.Module, x: Input, solver: str, tolerance: float, max_steps: int) -> Contestant:
     from torchdeq import get_deq
 
     deq = get_deq(
@@ -58,15 +59,17 @@ def peer(cell: torch.nn.Module, x: Tensor, solver: str, tolerance: float, max_st
     )
     deq.train()
 
+    start = torch.zeros_like(x[0]) if isinstance(x, tuple) else torch.zeros(x.shape[0], 512)
+
     def run() -> Tensor:
-        states, _ = deq(lambda z: cell.plain(z, x), torch.zeros(x.shape[0], 512))
+        states, _ = deq(lambda z: cell.plain(z, x), start)
         states[-1].square().sum().backward()
         return states[-1].detach()
 
     return Contestant(f"torchdeq {solver}", run)
 
 
-def ours(layer: Equilibrium, x: Tensor, name: str) -> Contestant:
+def ours(layer: Equilibrium, x: Input, name: str) -> Contestant:
     def run() -> Tensor:
         z = layer(x)
         z.square().sum().backward()
@@ -78,17 +81,20 @@ def ours(layer: Equilibrium, x: Tensor, name: str) -> Contestant:
 class Referee:
     """Knows the exact answer, and measures how far a contestant is from it."""
 
-    def __init__(self, cell: torch.nn.Module, x: Tensor) -> None:
+    def __init__(self, cell: torch.nn.Module, x: Input) -> None:
         self.cell, self.x = cell, x
         self.exact = copy.deepcopy(cell).double()
-        layer = Equilibrium(self.exact, "newton", Implicit("gmres"), stop=Stop(1e-12, max_steps=500))
-        layer(x.double()).square().sum().backward()
+        layer = Equilibrium(self.exact, "newton", Implicit("gmres"), stop=Stop(1e-11, max_steps=5000))
+        layer(self._double()).square().sum().backward()
+
+    def _double(self) -> Input:
+        return tuple(part.double() for part in self.x) if isinstance(self.x, tuple) else self.x.double()
 
     def judge(self, contestant: Contestant) -> None:
         self.cell.zero_grad()
         z = contestant.run().double()
-        f = self.exact.plain(z, self.x.double())
-        contestant.residual = ((f - z).norm(dim=1) / f.norm(dim=1)).max().item()
+        f = self.exact.plain(z, self._double())
+        contestant.residual = ((f - z).flatten(1).norm(dim=1) / f.flatten(1).norm(dim=1)).max().item()
         errors = []
         for mine, true in zip(self.cell.parameters(), self.exact.parameters(), strict=True):
             if true.grad is not None and mine.grad is not None:
@@ -112,7 +118,7 @@ def interleave(contestants: list[Contestant], repetitions: int) -> None:
 def contest(
     title: str,
     cell: torch.nn.Module,
-    x: Tensor,
+    x: Input,
     challengers: dict[str, Callable[[float], Equilibrium]],
     *,
     tolerance: float,

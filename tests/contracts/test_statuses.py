@@ -271,13 +271,16 @@ def check_truth(samples: list[Sample], solution, stop: Stop, *, monotone: bool) 
     f = step(solution.value, context)
     residual, scale = (f - solution.value).norm(dim=1), f.norm(dim=1)
     history = torch.stack([(step(state, context) - state).norm(dim=1) for state in solution.trace.state]).numpy()
+    sizes = torch.stack([step(state, context).norm(dim=1) for state in solution.trace.state]).numpy()
+    reach = stop.growth * np.maximum(np.maximum(history[0], sizes[0]), solution.trace.state[0].norm(dim=1).numpy())
     for i, sample in enumerate(samples):
         status, steps = Status(int(solution.status[i])), int(solution.steps[i])
         told = f"{sample.family}: {status.name} after {steps} steps"
         target = stop.absolute + stop.tolerance * float(scale[i])
         made = history[: steps + 1, i]
         assert solution.value[i].isfinite().all(), told
-        assert (status == Status.CONVERGED) == (math.isfinite(residual[i]) and float(residual[i]) <= target * (1 + 1e-6)), told
+        arrived = math.isfinite(residual[i]) and float(residual[i]) <= target * (1 + 1e-6)
+        assert (status == Status.CONVERGED) == (arrived and float(scale[i]) <= reach[i]), told
         assert (status == Status.NONFINITE) == (not np.isfinite(made[-1])), told
         assert np.isfinite(made[:-1]).all(), told
         if sample.kind == AFFINE:
@@ -289,7 +292,7 @@ def check_truth(samples: list[Sample], solution, stop: Stop, *, monotone: bool) 
         if status == Status.MAX_STEPS:
             assert steps == stop.max_steps, told
         if status == Status.DIVERGED:
-            assert made[-1] > 1.01 * made.min(), told
+            assert made[-1] > 1.01 * made.min() or sizes[steps, i] > reach[i], told
         if status == Status.STALLED:
             assert made[-1] > 0.999 * made[:-1].min(), told
             assert monotone or made[-stop.patience :].min() > 0.99 * made[: -stop.patience].min(), told
@@ -328,8 +331,8 @@ def solve_affine(name: str, samples: list[Sample], stop: Stop):
     base = MapProblem(Product(symmetric=solvers[name].needs_symmetric), [A])
     start = torch.zeros_like(g)
     solution = run(Affine(base, start, base.linearize(start), g, transpose=False), start, solvers.resolve(name), stop)
-    residual = (torch.einsum("bij,bj->bi", A, solution.value) + g - solution.value).norm(dim=1)
-    return solution, residual, g.norm(dim=1)
+    f = torch.einsum("bij,bj->bi", A, solution.value) + g
+    return solution, (f - solution.value).norm(dim=1), torch.maximum(f.norm(dim=1), g.norm(dim=1)), g.norm(dim=1)
 
 
 @pytest.mark.parametrize("name", list(solvers))
@@ -339,12 +342,12 @@ def test_status_is_true_for_affine_equations(name, seed):
     families = [family for family in FAMILIES[:13] if family not in (*singular, Maker.logistic)]
     samples = batch(seed, REGULAR_SYMMETRIC_FAMILIES if solvers[name].needs_symmetric else families, 36)
     stop = Stop(tolerance=1e-8, absolute=0.0, max_steps=30 if name == "newton" else 120)
-    solution, residual, size = solve_affine(name, samples, stop)
+    solution, residual, scale, size = solve_affine(name, samples, stop)
     assert solution.value.isfinite().all()
     assert "NONFINITE" not in names(solution.status)
-    assert torch.equal(solution.converged, residual <= stop.tolerance * size * (1 + 1e-6))
+    assert torch.equal(solution.converged, residual <= stop.tolerance * scale * (1 + 1e-6))
     assert (residual <= size * (1 + 1e-9)).all(), "worse than the start"
-    assert torch.allclose(solution.residual, torch.where(size == 0, 0.0, residual / size), rtol=1e-3, atol=1e-12)
+    assert torch.allclose(solution.residual, torch.where(scale == 0, 0.0, residual / scale), rtol=1e-3, atol=1e-12)
     for i, sample in enumerate(samples):
         if sample.fate == Status.CONVERGED and sample.family != "at_rest":
             assert solution.converged[i], sample.family
@@ -355,14 +358,16 @@ def test_status_is_true_for_affine_equations(name, seed):
 
 
 @pytest.mark.parametrize("name", list(solvers))
-def test_singular_affine_equation_is_never_claimed_solved(name):
-    # `v = v + g` has no solution. Where |v| is so large that v + g rounds to v, a residual of zero says nothing.
+def test_singular_affine_equation_is_never_called_solved(name):
+    # `v = v + g` has no solution, but where |v| is very large the residual |g| is small beside it.
     maker = Maker(0)
-    samples = [maker.translation() for _ in range(30)]
-    solution, residual, size = solve_affine(name, samples, Stop(tolerance=1e-8, absolute=0.0, max_steps=120))
+    stop = Stop(tolerance=1e-8, absolute=0.0, max_steps=120)
+    solution, residual, _, size = solve_affine(name, [maker.translation() for _ in range(30)], stop)
     assert solution.value.isfinite().all()
     assert not solution.converged.any()
     assert (residual <= size * (1 + 1e-9)).all()
+    if name not in ("broyden", "anderson"):  # these may run away along the kernel
+        assert names(solution.status) == ["STALLED"] * 30
 
 
 @pytest.mark.parametrize("name", [name for name in LINEAR if solvers[name].predicts])
@@ -370,10 +375,11 @@ def test_affine_residual_is_recomputed_and_never_worse_than_at_the_start(name):
     # Almost singular: recurrences drift far from the residuals that they predict.
     maker = Maker(0)
     samples = [maker.symmetric(0, 0.5, "inconsistent", Status.STALLED, top=1.0) for _ in range(60)]
-    solution, residual, size = solve_affine(name, samples, Stop(tolerance=1e-8, absolute=0.0, max_steps=120))
-    noise = 100 * torch.finfo(torch.float64).eps * solution.value.norm(dim=1) / size
+    stop = Stop(tolerance=1e-8, absolute=0.0, max_steps=120)
+    solution, residual, scale, _ = solve_affine(name, samples, stop)
+    noise = 100 * torch.finfo(torch.float64).eps * solution.value.norm(dim=1) / scale
     assert (solution.residual <= 1 + 1e-9).all()
-    assert ((solution.residual - residual / size).abs() <= noise + 1e-9).all()
+    assert ((solution.residual - residual / scale).abs() <= noise + 1e-9).all()
 
 
 @pytest.mark.parametrize("looks", [1, 2, 3, 4, 8])
@@ -477,7 +483,7 @@ def test_prediction_that_drifted_is_not_believed(name, max_steps, droppable):
     residual = (base(solution.value) + g - solution.value).norm(dim=1)
     assert names(solution.status)[1] == "CONVERGED"
     assert solution.steps[1] == 0
-    assert (residual <= 1e-5 * g.norm(dim=1)).all()
+    assert (residual <= 1e-5 * solution.value.norm(dim=1)).all()
     # Recomputing in another order moves a residual at the limit of the dtype, so only what was reported can be held to.
     assert (solution.residual[solution.converged] <= 1e-9).all()
     assert (solution.steps <= max_steps).all()

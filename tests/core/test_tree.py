@@ -156,15 +156,15 @@ def test_coupled_layout_refuses_another_batch_size() -> None:
 
 def test_layout_refuses_a_state_without_tensors() -> None:
     for state in ((), None, {"a": None}, [Shared(a(2, 2))]):
-        with pytest.raises(
-            ValueError, match=r"^The state must hold at least one tensor, each batch first and none of them Shared\.$"
-        ):
+        with pytest.raises(ValueError, match=r"^The state must hold at least one tensor, .* none of them Shared\.$"):
             Layout(state)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float16])
 def test_layout_refuses_numbers_that_are_not_real_floats(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=rf"^The state must be real floating point; got {dtype}\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
+    ):
         Layout(torch.zeros(2, 3, dtype=dtype))
 
 
@@ -206,17 +206,13 @@ def test_layout_refuses_another_tree(state, bad) -> None:
 
 @pytest.mark.parametrize("shape", [(4, 2), (4,), (4, 3, 1), ()])
 def test_layout_refuses_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(
-        ValueError, match=r"^Cell.step must return the shape of its state; got .* for a state of shape \(batch, 3\)\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^Cell.step must return the shape of its state; got .* of shape \(batch, 3\)\.$"):
         Layout(a(4, 3)).pack(a(*shape))
 
 
 def test_layout_refuses_another_dtype_and_device() -> None:
     layout = Layout(a(4, 3))
-    with pytest.raises(
-        ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float32 for a state of torch.float64\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float32 for .* torch.float64\.$"):
         layout.pack(a(4, 3, dtype=torch.float32))
     with pytest.raises(ValueError, match=r"^Cell.step must stay on the device of its state; got meta for a state on cpu\.$"):
         layout.pack(torch.zeros(4, 3, dtype=torch.float64, device="meta"))

@@ -48,49 +48,31 @@ class Stepping(TanhCell):
         self.made = step
 
     def step(self, z: Tensor, context: Any) -> Any:
-        return self.made(z, context)
+        return self.made(z)
 
 
 # steps that return the wrong thing
+
+SHAPE = r"Cell.step must return the shape of its state; got {} for a state of shape \(batch, 4\)\."
+TREE = r"Cell.step must return the tree of its state; got another nesting or number of tensors\."
 
 
 @pytest.mark.parametrize(
     ("step", "sentence"),
     [
-        (lambda z, c: z[:, :2], r"Cell.step must return the shape of its state; got \(5, 2\) for a state of shape \(batch, 4\)\."),
-        (
-            lambda z, c: z[:, :, None],
-            r"Cell.step must return the shape of its state; got \(5, 4, 1\) for a state of shape \(batch, 4\)\.",
-        ),
-        (
-            lambda z, c: z.sum(dim=1),
-            r"Cell.step must return the shape of its state; got \(5,\) for a state of shape \(batch, 4\)\.",
-        ),
-        (lambda z, c: z.sum(), r"Cell.step must return the shape of its state; got \(\) for a state of shape \(batch, 4\)\."),
-        (lambda z, c: z.mean(dim=0, keepdim=True) + 1, r"Cell.step must .*; got .*1"),
-        (lambda z, c: z[:2] + 1, r"Cell.step must .*; got .*2"),
-        (lambda z, c: torch.cat([z, z]) + 1, r"Cell.step must .*; got .*10"),
-        (lambda z, c: z.float(), r"Cell.step must keep the dtype of its state; got torch.float32 for a state of torch.float64\."),
-        (lambda z, c: z.to("meta"), r"Cell.step must stay on the device of its state; got meta for a state on cpu\."),
-        (lambda z, c: (z, z), r"Cell.step must return the tree of its state; got another nesting or number of tensors\."),
-        (lambda z, c: {"z": z}, r"Cell.step must return the tree of its state; got another nesting or number of tensors\."),
-        (lambda z, c: None, r"Cell.step must return the tree of its state; got another nesting or number of tensors\."),
-        (lambda z, c: 3.0, r"Cell.step must be a tensor or a tuple, list or dict of tensors; got a float inside it\."),
-    ],
-    ids=[
-        "narrow",
-        "deep",
-        "flat",
-        "scalar",
-        "one row",
-        "few rows",
-        "more rows",
-        "dtype",
-        "device",
-        "tuple",
-        "dict",
-        "none",
-        "number",
+        pytest.param(lambda z: z[:, :2], SHAPE.format(r"\(5, 2\)"), id="narrow"),
+        pytest.param(lambda z: z[:, :, None], SHAPE.format(r"\(5, 4, 1\)"), id="deep"),
+        pytest.param(lambda z: z.sum(dim=1), SHAPE.format(r"\(5,\)"), id="flat"),
+        pytest.param(lambda z: z.sum(), SHAPE.format(r"\(\)"), id="scalar"),
+        pytest.param(lambda z: z.mean(dim=0, keepdim=True) + 1, r"Cell.step must .*; got .*1", id="one row"),
+        pytest.param(lambda z: z[:2] + 1, r"Cell.step must .*; got .*2", id="few rows"),
+        pytest.param(lambda z: torch.cat([z, z]) + 1, r"Cell.step must .*; got .*10", id="more rows"),
+        pytest.param(lambda z: z.float(), r"Cell.step must keep the dtype of its state; got torch.float32 for a state", id="dtype"),
+        pytest.param(lambda z: z.to("meta"), r"Cell.step must stay on the device of its state; got meta for", id="device"),
+        pytest.param(lambda z: (z, z), TREE, id="tuple"),
+        pytest.param(lambda z: {"z": z}, TREE, id="dict"),
+        pytest.param(lambda _: None, TREE, id="none"),
+        pytest.param(lambda _: 3.0, r"Cell.step must be a tensor or a tuple, list or dict of tensors; got a float", id="number"),
     ],
 )
 @pytest.mark.parametrize("solver", ["fixed_point", "anderson", "newton"])
@@ -101,9 +83,7 @@ def test_step_that_changes_the_state_is_refused(step: Any, sentence: str, solver
 
 def test_step_that_changes_a_tree_is_refused() -> None:
     z0 = (torch.zeros(4, 3), torch.zeros(4, 2))
-    with pytest.raises(
-        ValueError, match=r"^step must return the shape of its state; got \(4, 2\) for a state of shape \(batch, 3\)\."
-    ):
+    with pytest.raises(ValueError, match=r"^step must return the shape of its state; got \(4, 2\) for a state of"):
         solve(lambda z: (z[1], z[0]), z0)
     with pytest.raises(ValueError, match=r"^step must return the tree of its state"):
         solve(lambda z: [z[0], z[1]], z0)
@@ -297,7 +277,7 @@ def test_unknown_keywords_are_refused(name: str) -> None:
         Equilibrium(TanhCell(), **{name: 1})
 
 
-@pytest.mark.parametrize("cell", [nn.Linear(3, 3), TanhCell, lambda z, x: z, None])
+@pytest.mark.parametrize("cell", [nn.Linear(3, 3), TanhCell, lambda z: z, None])
 def test_cell_must_be_a_cell(cell: Any) -> None:
     sentence = rf"^Equilibrium.cell must be a Cell; got {type(cell).__name__}\. For a plain function use equipoise.solve\.$"
     with pytest.raises(ValueError, match=sentence):
@@ -315,9 +295,7 @@ def test_context_must_be_batch_first() -> None:
         def initial(self, x: Tensor, context: Any) -> Tensor:
             return torch.zeros_like(x)
 
-    sentence = (
-        r"^The context must be batch first like the state; got shape \(3, 3\) for a batch of 5\. Wrap a tensor .* in Shared\.$"
-    )
+    sentence = r"^The context must be batch first like the state; got shape \(3, 3\) for a batch of 5\. Wrap .* in Shared\.$"
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(Turned(torch.zeros(3, 3)))(torch.randn(5, 3))
     with pytest.raises(ValueError, match=r"got shape \(\) for a batch of 5\."):
@@ -329,9 +307,7 @@ def test_context_must_be_a_tree_of_tensors() -> None:
         def inject(self, x: Tensor) -> Any:
             return (x, "text")
 
-    with pytest.raises(
-        ValueError, match=r"^Cell.inject must be a tensor or a tuple, list or dict of tensors; got a str inside it\.$"
-    ):
+    with pytest.raises(ValueError, match=r"^Cell.inject must be a tensor or a tuple, .*; got a str inside it\.$"):
         Equilibrium(Wrong())(torch.randn(5, 3))
 
 
@@ -360,17 +336,19 @@ def test_start_of_another_dtype_is_refused(x: Tensor) -> None:
         def step(self, z: Tensor, context: Tensor) -> Tensor:
             return 0.5 * z + context
 
-    with pytest.raises(
-        ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float64 for a state of torch.float32\."
-    ):
+    with pytest.raises(ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float64 for a state"):
         Equilibrium(Adding())(x, torch.zeros(5, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_state_must_be_real_floating_point(dtype: torch.dtype, x: Tensor) -> None:
-    with pytest.raises(ValueError, match=rf"^The state must be real floating point; got {dtype}\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
+    ):
         Equilibrium(TanhCell())(x, torch.zeros(5, 4, dtype=dtype))
-    with pytest.raises(ValueError, match=rf"^The state must be real floating point; got {dtype}\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
+    ):
         solve(lambda z: z, torch.zeros(5, 4, dtype=dtype))
 
 
@@ -410,6 +388,6 @@ def test_symmetric_solvers_are_refused_for_other_cells(x: Tensor) -> None:
 def test_refusals_come_without_warnings(x: Tensor) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(ValueError, match="accelerated|Accelerated"):
+        with pytest.raises(ValueError, match="Accelerated"):
             Equilibrium(TanhCell(), "accelerated")(x)
     assert caught == []

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import warnings
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import (
-    GMRES,
+    Accelerated,
     Anderson,
     Broyden,
     Cell,
@@ -77,11 +79,13 @@ def test_gradient_is_given_by_name_or_object(name: str, strategy: Any, x: Tensor
 
 
 def test_pickers_read_what_is_declared() -> None:
-    assert pick_forward(lipschitz=None) == Anderson()
-    assert pick_forward(lipschitz=0.9) == Anderson()
-    assert pick_forward(lipschitz=0.3) == FixedPoint()
-    assert pick_forward(lipschitz=0.0) == FixedPoint()
-    assert pick_adjoint(symmetric=False, lipschitz=None) == GMRES()
+    assert isinstance(pick_forward(symmetric=False, lipschitz=None), Anderson)
+    assert isinstance(pick_forward(symmetric=False, lipschitz=0.9), Anderson)
+    assert isinstance(pick_forward(symmetric=True, lipschitz=None), Accelerated)
+    for symmetric in (True, False):
+        assert pick_forward(symmetric=symmetric, lipschitz=0.3) == FixedPoint()
+        assert pick_forward(symmetric=symmetric, lipschitz=0.0) == FixedPoint()
+    assert isinstance(pick_adjoint(symmetric=False, lipschitz=None), Anderson)
     assert pick_adjoint(symmetric=True, lipschitz=None) == ConjugateGradient()
     assert pick_adjoint(symmetric=True, lipschitz=0.9) == ConjugateGradient()
     assert pick_adjoint(symmetric=True, lipschitz=0.1) == Neumann()
@@ -97,9 +101,10 @@ def test_auto_takes_plain_iteration_for_a_declared_small_bound(bound: Any, x: Te
     torch.testing.assert_close(gradients_of(lambda: auto(x), [x]), gradients_of(lambda: plain(x), [x]), rtol=0, atol=0)
 
 
-def test_auto_takes_anderson_and_gmres_when_nothing_is_declared(x: Tensor) -> None:
+def test_auto_takes_what_the_pickers_say_when_nothing_is_declared(x: Tensor) -> None:
     cell = TanhCell()
-    auto, named = Equilibrium(cell), Equilibrium(cell, Anderson(), Implicit(GMRES()))
+    forward, adjoint = pick_forward(symmetric=False, lipschitz=None), pick_adjoint(symmetric=False, lipschitz=None)
+    auto, named = Equilibrium(cell), Equilibrium(cell, forward, Implicit(adjoint))
     assert auto.solver is None
     torch.testing.assert_close(auto(x), named(x), rtol=0, atol=0)
     torch.testing.assert_close(gradients_of(lambda: auto(x), [x]), gradients_of(lambda: named(x), [x]), rtol=0, atol=0)
@@ -342,7 +347,8 @@ def test_backward_warnings_come_first_and_at_tenfold_counts(x: Tensor) -> None:
 
 def test_later_warnings_tell_how_often(x: Tensor) -> None:
     layer = failing("warn")
-    with pytest.warns(ConvergenceWarning, match="samples did not converge") as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         for _ in range(10):
             layer(x)
     assert [str(w.message).endswith("This was failure 10 in 10 solves.") for w in caught] == [False, True]
@@ -371,9 +377,7 @@ def test_failure_sentence_names_each_way_of_failing() -> None:
 
 def test_unreachable_tolerance_is_named() -> None:
     layer = Equilibrium(TanhCell(norm=0.9, dtype=torch.float32), tolerance=1e-9, max_steps=20)
-    with pytest.warns(
-        ConvergenceWarning, match=r"a tolerance of 1e-09 is at the limit of torch.float32: loosen it or use float64\."
-    ):
+    with pytest.warns(ConvergenceWarning, match=r"a tolerance of 1e-09 is at the limit of torch.float32: loosen it or use"):
         layer(torch.randn(5, 3))
 
 
@@ -426,14 +430,12 @@ def test_layer_moves_to_another_dtype(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_layer_runs_in_half_precision(dtype: torch.dtype) -> None:
-    torch.manual_seed(1)
-    wide = Equilibrium(TanhCell(dtype=torch.float32), "fixed_point", tolerance=1e-6)
-    x = torch.randn(5, 3)
-    half = Equilibrium(copy.deepcopy(wide.cell).to(dtype), "fixed_point", tolerance=0.1)
-    z = half(x.to(dtype))
-    assert z.dtype == dtype
-    torch.testing.assert_close(z.float(), wide(x).detach(), rtol=0.2, atol=0.1)
+def test_layer_in_half_precision_is_refused_with_a_remedy(dtype: torch.dtype) -> None:
+    layer = Equilibrium(TanhCell().to(dtype), tolerance=0.1)
+    with pytest.raises(
+        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast"
+    ):
+        layer(torch.randn(5, 3, dtype=dtype))
 
 
 def test_layer_is_copied_after_a_solve_and_the_copy_is_independent(x: Tensor) -> None:
@@ -486,7 +488,7 @@ def test_training_fits_a_target() -> None:
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     assert model[0].outcomes.solves == model[0].adjoint_outcomes.solves == 60
 
 
@@ -739,6 +741,8 @@ class MaskedCell(TanhCell):
 @pytest.mark.parametrize("solver", ["anderson", "newton"])
 def test_own_linearisation_is_used_and_gives_the_same(solver: str, x: Tensor) -> None:
     layer = Equilibrium(MaskedCell(), solver, tolerance=1e-12)
+    layer(x)
+    assert (layer.cell.asked > 1) is (solver == "newton")
     weights = [x, *layer.parameters()]
     found = gradients_of(lambda: layer(x), weights)
     wanted = gradients_of(lambda: unroll(layer.cell, x, 600), weights)
@@ -828,13 +832,14 @@ def test_loose_solve_runs_under_autocast(backward_inside: bool, solver: str) -> 
 
 def _distributed_gradients(rank: int, store: str, out: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     torch.manual_seed(0)
     model = DistributedDataParallel(Equilibrium(TanhCell(), tolerance=1e-10))
     x = torch.randn(8, 3, dtype=FLOAT)[4 * rank : 4 * rank + 4]
     model(x).square().sum().backward()
     torch.save([p.grad for p in model.parameters()], f"{out}.{rank}")
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # gloo's own teardown sometimes waits for itself for ever
 
 
 def test_distributed_gradients_equal_those_of_one_process(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from equipoise.core.denormal import flush_denormals
 from equipoise.core.eager import outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import Registry, choose
-from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm
+from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory
 from equipoise.core.weights import Weights, stranger
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "outside_graphs",
     "row_dot",
     "row_norm",
+    "shares_memory",
     "stranger",
 ]

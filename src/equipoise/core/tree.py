@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm"]
+__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm", "shares_memory"]
 
 Tree = Any
 """One tensor, or tuples, lists and dictionaries of trees; a context may also hold `None` and `Shared` leaves."""
@@ -82,8 +82,8 @@ class Layout:
             raise ValueError("The state must hold at least one tensor, each batch first and none of them Shared.")
         first = leaves[0]
         for leaf in leaves:
-            if not leaf.dtype.is_floating_point:
-                raise ValueError(f"The state must be real floating point; got {leaf.dtype}.")
+            if leaf.dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"The state must be float32 or float64; got {leaf.dtype}. For lower precision use torch.autocast.")
             if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
                 raise ValueError(
                     "The state must be batch first, with one batch size for all of its tensors; "
@@ -172,6 +172,12 @@ def _outline(tree: Tree) -> Any:
     if isinstance(tree, tuple | list):
         return (type(tree), [_outline(value) for value in tree])
     return None
+
+
+def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
+    """Whether a tensor lies in the memory of one of the others."""
+    place = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == place for other in others)
 
 
 def row_norm(matrix: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from equipoise.core.tree import shares_memory
 from equipoise.gradients.base import Gradient, Plan, gradients
 from equipoise.solvers.auto import pick_adjoint
 from equipoise.solvers.base import Solver, Status, Stop, require_count, solvers
@@ -157,7 +158,7 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def forward(task: _Task, z0: Tensor, *args: Tensor) -> Tensor:
         value = task.solve(z0, args)
-        return value.clone() if value is z0 else value
+        return value.clone() if shares_memory(value, (z0, *args)) else value
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

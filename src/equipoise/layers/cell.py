@@ -88,7 +88,7 @@ class CellEquation(Equation):
         self.weights = weights
         self.symmetric = cell.symmetric
         self.droppable = not cell.coupled
-        self.rows = tuple(not shared for shared in context.shared) + (False,) * len(weights.tensors)
+        self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (False,) * len(weights.tensors)
 
     def _split(self, args: Sequence[Tensor]) -> tuple[Tree, Sequence[Tensor]]:
         count = len(self.context.leaves)

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class Status(IntEnum):
     STALLED = 2
     """The residual stopped falling above the tolerance: a cycle, a singular problem, or the limit of the dtype."""
     DIVERGED = 3
-    """The residual grew and kept growing."""
+    """The residual grew and kept growing, or the iterate ran far away."""
     NONFINITE = 4
     """The map returned NaN or infinity."""
 
@@ -44,7 +44,7 @@ class Stop:
         absolute: Residual that is always small enough; lets equilibria at zero converge.
         max_steps: Updates made at most.
         patience: Updates without a fall of the best residual by a thousandth in all after which a sample is given up.
-        growth: Residuals this many times larger than the start's own scale count as divergence at once.
+        growth: A residual or an iterate this many times larger than the start's own scale counts as divergence at once.
         check_every: Updates between two looks at the residuals; looking makes a GPU wait. By default 1 on a CPU, 4 elsewhere.
     """
 
@@ -66,6 +66,10 @@ class Stop:
             raise ValueError(f"Stop.growth must be greater than 1; got {self.growth}.")
         if self.check_every is not None:
             require_count("Stop.check_every", self.check_every)
+
+    def target(self, scale: Any) -> Any:
+        """Return the residual at which a sample of this scale has converged; for tensors, arrays and numbers alike."""
+        return self.absolute + self.tolerance * scale
 
 
 def require_count(owner: str, value: object) -> None:
@@ -113,6 +117,10 @@ class Solution:
     def converged(self) -> Tensor:
         """Which samples converged, shape (batch,)."""
         return self.status == Status.CONVERGED
+
+    def rows(self, rows: Tensor) -> Solution:
+        """Return the outcome of some samples of a state that is one tensor."""
+        return Solution(self.value[rows], self.status[rows], self.residual[rows], self.steps[rows], self.evaluations[rows])
 
     def counts(self) -> dict[Status, int]:
         """How many samples ended in which way, for the ways that occurred."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.core.tree import row_norm
 from equipoise.solvers.base import Point, Solution, Solver, Status, Stop
 from equipoise.solvers.problem import Problem
-from equipoise.solvers.watch import Watch
+from equipoise.solvers.watch import PROGRESS, Watch
 
 __all__ = ["judge", "run"]
 
@@ -38,7 +38,7 @@ def run(problem: Problem, z: Tensor, solver: Solver, stop: Stop, *, f: Tensor | 
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
     solution = _drive(problem, z, solver, stop, f, trace)
-    if solver.predicts:
+    if solver.predicts and z.numel():
         _verify(problem, solution, solver, stop)
     return solution
 
@@ -48,17 +48,17 @@ def judge(problem: Problem, z: Tensor, stop: Stop, steps: int) -> Solution:
     """Return what is true of `z` after `steps` updates made elsewhere: converged, short of it, or not finite."""
     f = problem(z)
     residual, scale = row_norm(f - z), problem.scale(f)
-    status = torch.where(residual <= stop.absolute + stop.tolerance * scale, int(Status.CONVERGED), int(Status.MAX_STEPS))
+    status = torch.where(residual <= stop.target(scale), int(Status.CONVERGED), int(Status.MAX_STEPS))
     status = torch.where(residual.isfinite(), status, int(Status.NONFINITE))
     made = torch.full_like(status, steps)
     return Solution(z, status, _relative(residual, scale), made, made + 1)
 
 
 def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | None, trace: bool) -> Solution:
-    watch = Watch(problem, z, stop, trace)
+    every = stop.check_every or (1 if z.device.type == "cpu" else 4)
+    watch = Watch(problem, z, stop, every, trace)
     if z.numel() == 0:
         return watch.solution()
-    every = stop.check_every or (1 if z.device.type == "cpu" else 4)
     if f is None:
         f = problem(z)
     rule = solver.start(problem, z, f)
@@ -76,7 +76,7 @@ def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | 
                 rule.take(problem, keep)
         z, known, predicted, stuck = rule.advance(at)
         del at, gap  # with the next line: what the rule does not keep is free before the next evaluation
-        f = z  # near enough for rules that predict the gap, which only take the scale of the problem from it
+        f = z  # near enough for rules that predict the gap: only the scale comes from it, and the end is verified
         if predicted is None:
             f = problem(z) if known is None else known
     return watch.solution()
@@ -84,28 +84,31 @@ def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | 
 
 def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:
     """Recompute the residuals of a solver that predicts them; samples that drifted go on from where they are."""
-    claimed = solution.status == Status.CONVERGED
-    if not claimed.any():
-        return
-    z = solution.value
-    f = problem(z)
-    residual, scale = row_norm(f - z), problem.scale(f)
-    solution.residual = torch.where(claimed, _relative(residual, scale), solution.residual)
-    solution.evaluations += claimed
-    short = claimed & ~(residual <= stop.absolute + stop.tolerance * scale)
-    if not short.any():
-        return
-    rows = (short if problem.droppable else torch.ones_like(short)).nonzero().flatten()
-    left = stop.max_steps - int(solution.steps[rows].max())
-    if left < 1:
-        solution.status[rows] = int(Status.MAX_STEPS)
-        return
-    again = run(problem.take(rows), z[rows], solver, replace(stop, max_steps=left), f=f[rows])
-    solution.value = z.index_copy(0, rows, again.value)
-    solution.status[rows] = again.status
-    solution.residual[rows] = again.residual
-    solution.steps[rows] += again.steps
-    solution.evaluations[rows] += again.evaluations
+    before = torch.full_like(solution.residual, torch.inf)
+    while True:
+        z = solution.value
+        f = problem(z)
+        residual, scale = row_norm(f - z), problem.scale(f)
+        solution.residual = _relative(residual, scale)
+        solution.evaluations += 1
+        short = solution.converged & ~(residual <= stop.target(scale))
+        # Starting again has not helped: the recurrence drifts faster than it converges.
+        solution.status[short & ~(solution.residual < PROGRESS * before)] = int(Status.STALLED)
+        before = solution.residual
+        rows = (short & solution.converged).nonzero().flatten()
+        if not rows.numel():
+            return
+        left = stop.max_steps - int(solution.steps[rows].max())
+        if left < 1:
+            solution.status[rows] = int(Status.MAX_STEPS)
+            return
+        part = rows if problem.droppable else torch.arange(len(z), device=z.device)
+        again = _drive(problem.take(part), z[part], solver, replace(stop, max_steps=left), f[part], False)
+        again = again if problem.droppable else again.rows(rows)
+        solution.value = z.index_copy(0, rows, again.value)
+        solution.status[rows] = again.status
+        solution.steps[rows] += again.steps
+        solution.evaluations[rows] += again.evaluations
 
 
 def _relative(residual: Tensor, scale: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ class Function(Equation):
     def __init__(self, step: Callable[..., Tree], layout: Layout, context: Tree | None, symmetric: bool) -> None:
         structure = Structure(context, "The context")
         self.args = structure.leaves
-        self.rows = tuple(not shared for shared in structure.shared)
+        self.rows = tuple(not (shared or layout.coupled) for shared in structure.shared)
         self.symmetric = symmetric
         self._step = step
         self._layout = layout
@@ -80,7 +80,7 @@ def solve(
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
-    return unpack_solution(flat, layout)
+    return unpack_solution(replace(flat, value=flat.value.clone()), layout)  # a step may return somebody else's memory
 
 
 def unpack_solution(flat: Solution, layout: Layout) -> Solution:

@@ -41,10 +41,11 @@ class Watch:
         problem: The problem as it was at the start.
         z: The start.
         stop: The rules.
+        every: Steps from one look to the next.
         trace: Whether to keep the path.
     """
 
-    def __init__(self, problem: Problem, z: Tensor, stop: Stop, trace: bool) -> None:
+    def __init__(self, problem: Problem, z: Tensor, stop: Stop, every: int, trace: bool) -> None:
         count = z.shape[0]
         self.before = problem.work.count
         self.stop = stop
@@ -55,10 +56,12 @@ class Watch:
         self.best_scale = np.ones(count)
         self.quick: tuple[list[float], list[float]] | None = None  # newer values of these two, while there are few samples
         self.best_z = z
-        self.improved: int | np.ndarray = 0  # step of the last real fall, one for all while they agree
+        self.mark = self.best  # the residual at the last real fall
+        self.improved: int | np.ndarray = 0  # the look of the last real fall, one for all while they agree
+        self.patience = -(-stop.patience // every)  # in looks
         self.limit = np.full(count, np.inf)
         # One ring in place of an array for each look: small blocks that outlive big ones would fragment the heap.
-        self.recent = np.full((min(stop.patience, stop.max_steps, LONGEST) + 1, count), np.nan)
+        self.recent = np.full((min(self.patience, stop.max_steps, LONGEST) + 1, count), np.nan)
         self.looks = 0
         self.value: Tensor | None = None
         self.status = np.zeros(count, dtype=np.int64)
@@ -72,66 +75,69 @@ class Watch:
         """Judge the rows at work; return the rows that should go on if the others should leave, or nothing to go on with all."""
         stop, z = self.stop, at.z
         norm = problem.scale(at.f)
-        if self.few and stuck is None and 0 < step < stop.max_steps and self._on_their_way(step, at, norm):
+        if self.few and stuck is None and 0 < step < stop.max_steps and self._on_their_way(at, norm):
             return None
         residual, scale = _numpy(at.size), _numpy(norm)
         if self.quick is not None:
             self.best, self.best_scale = np.array(self.quick[0]), np.array(self.quick[1])
-            self.quick = None
+            self.mark, self.quick = self.best, None
         if step == 0:
-            self.limit = stop.growth * np.maximum(np.maximum(residual, scale), _numpy(row_norm(z)))
+            self.limit = stop.growth * np.maximum(np.maximum(residual, scale), _numpy(row_norm(z))).astype(float)
         self._remember(residual)
         if self.path is not None:
             self._record(z, residual, scale)
 
-        target = stop.absolute + stop.tolerance * scale
-        fell = residual < PROGRESS * self.best
+        target = stop.target(scale)
+        fell = residual < PROGRESS * self.mark
         if self.idle:
             fell |= ~self.going
-        if _all(fell):
-            self.best, self.best_scale, self.best_z, self.improved = residual, scale, z, step
+        every_one_fell = _all(fell)
+        if every_one_fell:
+            self.best, self.best_scale, self.best_z = residual, scale, z
+            self.mark, self.improved = residual, self.looks
             if stuck is None and not self.idle and step < stop.max_steps and _all(residual > target):
                 return None  # the common case: every sample is on its way
-        else:
-            self._keep_best(step, z, residual, scale, fell, residual <= target)
 
-        converged = residual <= target
-        tired = step - self.improved >= stop.patience
+        # An iterate that has run far away makes any residual relatively small; infinity is not less than itself.
+        far = ~(np.maximum(residual, scale) <= self.limit) | np.isinf(residual)
+        converged = (residual <= target) & ~far
+        if not every_one_fell:
+            self._keep_best(z, residual, scale, fell, converged)
+        tired = self.looks - self.improved >= self.patience
         if stuck is not None:
             tired = tired | _numpy(stuck)
-        over = converged | ~(residual <= self.limit) | np.isinf(residual) | tired | (step == stop.max_steps)
+        over = converged | far | tired | (step == stop.max_steps)
         over &= self.going
         if not over.any():
             return None
-        self._finish(step, problem, residual, converged, over, tired)
+        self._finish(step, problem, residual, converged, over, tired, far)
         return self._leave(problem)
 
-    def _on_their_way(self, step: int, at: Point, norm: Tensor) -> bool:
+    def _on_their_way(self, at: Point, norm: Tensor) -> bool:
         """Whether each of a few samples has come nearer and none has arrived: the common case, in plain numbers for speed."""
         low, slope = self.stop.absolute, self.stop.tolerance
         residual, scale = at.size.tolist(), norm.tolist()
-        bests = self.best.tolist() if self.quick is None else self.quick[0]
+        bests = self.mark.tolist() if self.quick is None else self.quick[0]
         for length, unit, best in zip(residual, scale, bests, strict=True):
             if not low + slope * unit < length < PROGRESS * best:
                 return False
-        self.quick, self.best_z, self.improved = (residual, scale), at.z, step
         self._remember(residual)
+        self.quick, self.best_z, self.improved = (residual, scale), at.z, self.looks
         return True
 
     def _remember(self, residual: np.ndarray | list[float]) -> None:
         self.recent[self.looks % len(self.recent)] = residual
         self.looks += 1
 
-    def _keep_best(
-        self, step: int, z: Tensor, residual: np.ndarray, scale: np.ndarray, fell: np.ndarray, converged: np.ndarray
-    ) -> None:
+    def _keep_best(self, z: Tensor, residual: np.ndarray, scale: np.ndarray, fell: np.ndarray, converged: np.ndarray) -> None:
         better = (residual < self.best) | converged
         if better.any():
             worse = torch.from_numpy((~better).nonzero()[0]).to(z.device)
             self.best_z = z.index_copy(0, worse, self.best_z.index_select(0, worse))
             self.best = np.where(better, residual, self.best)
             self.best_scale = np.where(better, scale, self.best_scale)
-        self.improved = np.where(fell, step, self.improved)
+        self.improved = np.where(fell, self.looks, self.improved)
+        self.mark = np.where(fell, residual, self.mark)
 
     def _finish(
         self,
@@ -141,6 +147,7 @@ class Watch:
         converged: np.ndarray,
         over: np.ndarray,
         tired: np.ndarray | bool,
+        far: np.ndarray,
     ) -> None:
         """Write down how the rows in `over` ended."""
         status = np.zeros(len(over), dtype=np.int64)
@@ -148,7 +155,7 @@ class Watch:
         if not _all(~failed):
             status[failed] = Status.MAX_STEPS
             status[failed & tired] = Status.STALLED
-            status[self._growing(step, failed) | (failed & (residual > self.limit))] = Status.DIVERGED
+            status[self._growing(failed) | (failed & far)] = Status.DIVERGED
             status[failed & ~np.isfinite(residual)] = Status.NONFINITE
         samples = self.samples[over]
         self.status[samples] = status[over]
@@ -169,16 +176,17 @@ class Watch:
         self.idle = True
         self.few = False
 
-    def _growing(self, step: int, rows: np.ndarray) -> np.ndarray:
-        """Which of `rows` have residuals that rose ever since they last fell: late ones all above early ones."""
+    def _growing(self, rows: np.ndarray) -> np.ndarray:
+        """Which of `rows` have residuals that rose ever since they last fell: the last third above the first."""
         growing = np.zeros(len(rows), dtype=bool)
         history = np.roll(self.recent, -(self.looks % len(self.recent)), axis=0)[-self.looks :]
         improved = np.broadcast_to(self.improved, growing.shape)
         for row in rows.nonzero()[0]:
-            since = history[-min(len(history), step - int(improved[row]) + 1) :, row]
-            half = len(since) // 2
-            if half >= 2 and np.isfinite(since).all():
-                growing[row] = since[half:].min() > 1.01 * since[:half].max()
+            since = history[-(self.looks - int(improved[row]) + 1) :, row]
+            part = max(len(since) // 3, 2)
+            if len(since) >= 4 and np.isfinite(since).all():
+                # The second test tells a slow climb from a cycle whose later values happen to be high.
+                growing[row] = since[-part:].min() > 1.01 * since[:part].max() and since[-1] > 1.001 * since[-part]
         return growing
 
     def _leave(self, problem: Problem) -> Tensor | None:
@@ -191,7 +199,7 @@ class Watch:
         keep = torch.from_numpy(rows).to(self.best_z.device)
         if isinstance(self.improved, np.ndarray):
             self.improved = self.improved[rows]
-        for name in ("samples", "best", "best_scale", "limit", "going"):
+        for name in ("samples", "best", "best_scale", "mark", "limit", "going"):
             setattr(self, name, getattr(self, name)[rows])
         self.best_z = self.best_z.index_select(0, keep)
         self.idle = False
