@@ -180,8 +180,10 @@ def test_spectral_radius_of_a_nonfinite_jacobian_is_not_a_number() -> None:
     assert spectral_radius(lambda u: torch.nan * u, torch.zeros(2, 3)).isnan().all()
 
 
-def test_spectral_radius_is_right_in_inference_mode() -> None:
-    with torch.inference_mode():
+def test_spectral_radius_refuses_inference_mode() -> None:
+    with torch.inference_mode(), pytest.raises(ValueError, match=r"outside of torch\.inference_mode"):
+        spectral_radius(lambda u: 0.5 * torch.sin(u), torch.zeros(2, 3))
+    with torch.no_grad():
         found = spectral_radius(lambda u: 0.5 * torch.sin(u), torch.zeros(2, 3))
     torch.testing.assert_close(found, torch.full((2,), 0.5), rtol=1e-4, atol=0)
 

@@ -171,11 +171,11 @@ def test_nonfinite_weights_are_reported(x: Tensor) -> None:
 
 @pytest.mark.parametrize("tolerance", [0, 0.0, -1e-3, float("nan"), float("inf")])
 def test_tolerance_must_be_positive(tolerance: float) -> None:
-    with pytest.raises(ValueError, match=r"^Stop.tolerance must be positive; got"):
+    with pytest.raises(ValueError, match=r"^Stop.tolerance must be a positive number; got"):
         Equilibrium(TanhCell(), tolerance=tolerance)
-    with pytest.raises(ValueError, match=r"^Stop.tolerance must be positive; got"):
+    with pytest.raises(ValueError, match=r"^Stop.tolerance must be a positive number; got"):
         Stop(tolerance=tolerance)
-    with pytest.raises(ValueError, match=r"^Implicit.tolerance must be positive; got"):
+    with pytest.raises(ValueError, match=r"^Implicit.tolerance must be a positive number; got"):
         Implicit(tolerance=tolerance)
 
 
@@ -230,7 +230,7 @@ def test_newton_forcing_must_be_a_fraction(forcing: float) -> None:
 
 def test_stop_refuses_other_nonsense() -> None:
     for absolute in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=rf"^Stop.absolute must not be negative; got {absolute}\.$"):
+        with pytest.raises(ValueError, match=rf"^Stop.absolute must be zero or a positive number; got {absolute}\.$"):
             Stop(absolute=absolute)
     for growth in (1, 0.5, float("nan")):
         with pytest.raises(ValueError, match=rf"^Stop.growth must be greater than 1; got {growth}\.$"):

@@ -1,7 +1,7 @@
 """Errors, registries, trees of tensors and the explicit tensors of a module."""
 
 from equipoise.core.denormal import flush_denormals
-from equipoise.core.eager import outside_graphs
+from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import Registry, choose
 from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory
@@ -18,6 +18,8 @@ __all__ = [
     "Weights",
     "choose",
     "flush_denormals",
+    "full_precision",
+    "is_wrapped",
     "outside_graphs",
     "row_dot",
     "row_norm",

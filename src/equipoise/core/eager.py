@@ -1,13 +1,17 @@
-"""A clean break in `torch.compile` graphs."""
+"""Stepping out of what torch wraps around a call: compiled graphs, autocast, function transforms."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-__all__ = ["outside_graphs"]
+import torch
+from torch import Tensor
+
+__all__ = ["full_precision", "is_wrapped", "outside_graphs"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,3 +31,14 @@ def outside_graphs(function: Callable[P, R]) -> Callable[P, R]:
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
+
+
+def full_precision(device: str) -> AbstractContextManager[object]:
+    """Switch autocast off for a type of device within a `with` block; free if it is off already."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether a `torch.func` transform is at work on a tensor, so that it has no values of its own."""
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return wrapped

@@ -48,8 +48,9 @@ class Structure:
         if tree is None:
             return lambda _: None
         if isinstance(tree, dict):
-            items = {key: self._describe(value) for key, value in tree.items()}
-            return lambda tensors: {key: build(tensors) for key, build in items.items()}
+            # Leaves in the order of the keys, so that equal dictionaries have equal leaves however they were filled.
+            items = {key: self._describe(tree[key]) for key in sorted(tree, key=lambda key: (type(key).__name__, str(key)))}
+            return lambda tensors: {key: items[key](tensors) for key in tree}
         if isinstance(tree, tuple | list):
             parts = [self._describe(value) for value in tree]
             if hasattr(tree, "_fields"):
@@ -102,8 +103,8 @@ class Layout:
         self._single = isinstance(state, Tensor)
         self._matrix = self._single and first.dim() == 2 and not coupled  # nothing to rearrange
 
-    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
-        """Return a state as a matrix, after checking that it has this layout's shapes, dtype and device."""
+    def pack(self, state: Tree, owner: str = "Cell.step", samples: int | None = None) -> Tensor:
+        """Return a state as a matrix, after checking that it has this layout's shapes, dtype and device, and `samples` rows."""
         if self._single and isinstance(state, Tensor):
             if (
                 self._matrix
@@ -111,6 +112,7 @@ class Layout:
                 and state.shape[1] == self._widths[0]
                 and state.dtype is self.dtype
                 and state.device == self.device
+                and (samples is None or state.shape[0] == samples)
             ):
                 return state
             leaves = [state]
@@ -130,6 +132,8 @@ class Layout:
         if self.coupled and rows != self.batch:
             raise ValueError(f"{owner} must keep the batch size of a coupled state; got {rows} for {self.batch}.")
         count = 1 if self.coupled else rows
+        if samples is not None and count != samples:
+            raise ValueError(f"{owner} must keep the number of samples of its state; got {rows} for {samples}.")
         if len(leaves) == 1:
             return leaves[0].reshape(count, -1 if rows else self.width).to(self.dtype)
         # The flattened width is written out because -1 is ambiguous for an empty batch.
@@ -171,7 +175,7 @@ def _outline(tree: Tree) -> Any:
         return {key: _outline(value) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
         return (type(tree), [_outline(value) for value in tree])
-    return None
+    return None if tree is None else Tensor
 
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:

@@ -12,7 +12,7 @@ __all__ = ["Weights", "stranger"]
 
 
 class Weights:
-    """Every tensor that a module's forward may read through its attributes.
+    """Every tensor that a module's forward may read through its attributes, with the places of its buffers.
 
     These are the parameters and buffers of the module and its children, and plain tensor attributes that require
     gradients (a hyper-network's output, say). A tensor used in several places is listed once and swapped in all of them.
@@ -23,6 +23,7 @@ class Weights:
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors: list[Tensor] = []
+        self.buffers: set[int] = set()
         self._slots: list[tuple[dict[str, Any], str, int]] = []
         seen: dict[int, int] = {}
         for child in module.modules():
@@ -40,6 +41,8 @@ class Weights:
                     if place == len(self.tensors):
                         self.tensors.append(tensor)
                     self._slots.append((slots, name, place))
+                    if slots is child._buffers:
+                        self.buffers.add(place)
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
         """Whether `tensors` are the very objects that the module holds now."""

@@ -10,10 +10,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import shares_memory
+from equipoise.core.eager import full_precision, is_wrapped
+from equipoise.core.tree import row_norm, shares_memory
 from equipoise.gradients.base import Gradient, Plan, gradients
 from equipoise.solvers.auto import pick_adjoint
-from equipoise.solvers.base import Solver, Status, Stop, require_count, solvers
+from equipoise.solvers.base import Solver, Status, Stop, require_count, require_positive, solvers
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem
 
@@ -42,8 +43,8 @@ class Implicit(Gradient):
     def __post_init__(self) -> None:
         if self.solver != "auto":
             solvers.resolve(self.solver, also=["auto"])
-        if self.tolerance is not None and not self.tolerance > 0:
-            raise ValueError(f"Implicit.tolerance must be positive; got {self.tolerance}.")
+        if self.tolerance is not None:
+            require_positive("Implicit.tolerance", self.tolerance)
         if self.max_steps is not None:
             require_count("Implicit.max_steps", self.max_steps)
 
@@ -110,6 +111,8 @@ class _Linear(_Task):
             patience=plan.stop.patience,
             check_every=plan.stop.check_every,
         )
+        unit = _unit(d)
+        d = d if unit is None else d / unit
         solution = run(Affine(problem, z, local, d, transpose=self.transpose), torch.zeros_like(d), solver, stop, f=d)
         plan.report_adjoint(solution, stop)
         value: Tensor = solution.value
@@ -120,7 +123,17 @@ class _Linear(_Task):
             value = torch.where(idle[:, None], d, value)
             lost = solution.status == Status.NONFINITE
             value = torch.where(lost[:, None], torch.nan, value)
-        return value
+        return value if unit is None else value * unit
+
+
+def _unit(d: Tensor) -> Tensor | None:
+    """The largest entry of each row if the squares of some row would underflow or overflow, else nothing."""
+    limits = torch.finfo(d.dtype)
+    size = row_norm(d)
+    if not d.shape[1] or bool(((size > limits.tiny**0.5 / limits.eps) & (size < limits.max**0.5 * limits.eps)).all()):
+        return None
+    largest = d.abs().amax(dim=1, keepdim=True)
+    return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
 
 
 class _LinearEquation(Equation):
@@ -128,6 +141,7 @@ class _LinearEquation(Equation):
         self.base = base
         self.transpose = transpose
         self.rows = (True, True, *base.rows)
+        self.written = frozenset(place + 2 for place in base.written)
         self.symmetric = base.symmetric
         self.droppable = base.droppable
 
@@ -164,8 +178,12 @@ class _Solve(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         task, _, *args = inputs
         ctx.task = task
-        ctx.save_for_backward(output, *args)
-        ctx.save_for_forward(output, *args)
+        # A step may write to its buffers (a running statistic, say) between forward and backward; torch would refuse that.
+        written = task.equation.written
+        ctx.buffers = {i: arg for i, arg in enumerate(args) if i in written and not is_wrapped(arg)}
+        kept = [output, *(arg for i, arg in enumerate(args) if i not in ctx.buffers)]
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
@@ -173,20 +191,22 @@ class _Solve(torch.autograd.Function):
             raise ValueError(
                 "Implicit must see one gradient at a time; got a batch (is_grads_batched=True). Use torch.func.jacrev or vmap."
             )
-        z, *args = ctx.saved_tensors
+        z, args = _saved(ctx)
         wanted = [need and arg.dtype.is_floating_point for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)]
         pull = _pull_recorded if torch.is_grad_enabled() else _pull
-        return (None, None, *pull(ctx.task, g, z, args, wanted))
+        with full_precision(z.device.type):
+            return (None, None, *pull(ctx.task, g, z, args, wanted))
 
     @staticmethod
     def jvp(ctx: Any, _task: None, _z0: Tensor | None, *tangents: Tensor | None) -> Tensor:
-        z, *args = ctx.saved_tensors
+        z, args = _saved(ctx)
         moved = {place: tangent for place, tangent in enumerate(tangents) if tangent is not None}
         if not moved:
             return torch.zeros_like(z)
-        step = _at(ctx.task.equation, z, args, list(moved))
-        d = _push(step, [args[i] for i in moved], list(moved.values()))
-        return find(ctx.task.linearised(transpose=False), torch.zeros_like(z), [d, z, *args])
+        with full_precision(z.device.type):
+            step = _at(ctx.task.equation, z, args, list(moved))
+            d = _push(step, [args[i] for i in moved], list(moved.values()))
+            return find(ctx.task.linearised(transpose=False), torch.zeros_like(z), [d, z, *args])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], task: _Task, *tensors: Tensor) -> tuple[Tensor, int]:
@@ -196,6 +216,12 @@ class _Solve(torch.autograd.Function):
             z0, *args = (t if d is None else t.select(d, member) for t, d in zip(tensors, in_dims[1:], strict=True))
             members.append(find(task, z0, args))
         return torch.stack(members), 0
+
+
+def _saved(ctx: Any) -> tuple[Tensor, list[Tensor]]:
+    z, *rest = ctx.saved_tensors
+    found = iter(rest)
+    return z, [ctx.buffers[i] if i in ctx.buffers else next(found) for i in range(len(rest) + len(ctx.buffers))]
 
 
 # Without this torch parses the signature anew at each call, which costs more than a small cell.
@@ -237,6 +263,9 @@ def _pull_recorded(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted
     places = [place for place, want in enumerate(wanted) if want]
     pulled: list[Tensor | None] = [None] * len(args)
     if places:
+        if not any(is_wrapped(tensor) for tensor in (g, z, *args)):
+            leaves = [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]
+            task.plan.inspect(task.equation.bind(leaves)(z.detach()), leaves)
         _, pull = _vjp(_at(task.equation, z, args, places), *(args[i] for i in places))
         for place, tensor in zip(places, pull(v), strict=True):
             pulled[place] = tensor

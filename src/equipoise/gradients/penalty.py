@@ -38,6 +38,8 @@ def frobenius_penalty(
             point = point.detach().requires_grad_()
         value = layout.pack(step(layout.unpack(point)), "step")
         total = value.new_zeros(value.shape[0])
+        if not value.requires_grad:
+            return total
         for _ in range(samples):
             v = torch.randn(value.shape, dtype=value.dtype, device=value.device, generator=generator)
             (pulled,) = torch.autograd.grad(value, point, v, create_graph=True)

@@ -38,6 +38,8 @@ class Unrolled(Gradient):
         require_fraction("Unrolled.damping", self.damping)
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
+        if plan.trace:
+            raise ValueError("Unrolled keeps no trace; take another gradient strategy to look at the path of a solve.")
         step = plan.equation.bind(args)
         z = z0
         for _ in range(self.steps):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -31,16 +30,16 @@ class Cell(nn.Module):
     symmetric: bool = False
     coupled: bool = False
 
-    @abstractmethod
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
 
         Tensors that belong to the whole batch, such as normalised weights, go wrapped in `Shared`.
         """
+        raise NotImplementedError(f"{type(self).__name__} must define inject(x).")  # abstract
 
-    @abstractmethod
     def step(self, z: Tree, context: Tree) -> Tree:
         """Return the next state; the same tree, shapes, dtype and device as `z`."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(z, context).")  # abstract
 
     def initial(self, x: Tree, context: Tree) -> Tree:
         """Return where a solve starts. By default zeros like the context, which must then be one tensor."""
@@ -79,15 +78,18 @@ class CellEquation(Equation):
         layout: The layout of its state.
         context: The structure of its context.
         weights: Its weights.
+        lower: The precision in which to run the cell under autocast, if any.
     """
 
-    def __init__(self, cell: Cell, layout: Layout, context: Structure, weights: Weights) -> None:
+    def __init__(self, cell: Cell, layout: Layout, context: Structure, weights: Weights, lower: torch.dtype | None = None) -> None:
         self.cell = cell
         self.layout = layout
         self.context = context
         self.weights = weights
         self.symmetric = cell.symmetric
         self.droppable = not cell.coupled
+        self.lower = lower
+        self.written = frozenset(place + len(context.leaves) for place in weights.buffers)
         self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (False,) * len(weights.tensors)
 
     def _split(self, args: Sequence[Tensor]) -> tuple[Tree, Sequence[Tensor]]:
@@ -95,13 +97,25 @@ class CellEquation(Equation):
         return self.context.rebuild(args[:count]), args[count:]
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+        return self._bind(self.cell, args)
+
+    def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
+        # Compiled modules cannot be differentiated twice; `step` is not compiled with its module.
+        return None if self.cell._compiled_call_impl is None else self._bind(self.cell.step, args)
+
+    def _bind(self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         context, tensors = self._split(args)
-        cell, layout = self.cell, self.layout
+        layout, lower = self.layout, self.lower
 
         def step(z: Tensor) -> Tensor:
-            return layout.pack(cell(layout.unpack(z), context))
+            return layout.pack(function(layout.unpack(z), context), samples=z.shape[0])
 
-        return step if self.weights.matches(tensors) else self._binding(step, tensors)
+        def step_lower(z: Tensor) -> Tensor:
+            with torch.autocast(z.device.type, lower):
+                return step(z)
+
+        chosen = step if lower is None else step_lower
+        return chosen if self.weights.matches(tensors) else self._binding(chosen, tensors)
 
     def _binding(self, function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         def bound(z: Tensor) -> Tensor:

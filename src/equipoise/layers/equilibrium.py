@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.eager import outside_graphs
+from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.weights import Weights, stranger
 from equipoise.gradients.base import Gradient, Plan, gradients
@@ -18,6 +18,9 @@ from equipoise.solvers.outcome import OnFailure, Outcomes
 from equipoise.solvers.solve import check_context, unpack_solution
 
 __all__ = ["Equilibrium"]
+
+TOLERANCE = 1e-4
+MAX_STEPS = 100
 
 
 class Equilibrium(nn.Module):
@@ -46,17 +49,19 @@ class Equilibrium(nn.Module):
         cell: Cell,
         solver: str | Solver = "auto",
         gradient: str | Gradient = "implicit",
-        tolerance: float = 1e-4,
-        max_steps: int = 100,
+        tolerance: float = TOLERANCE,
+        max_steps: int = MAX_STEPS,
         on_failure: OnFailure = "warn",
         *,
         stop: Stop | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(cell, Cell):
-            raise ValueError(
-                f"Equilibrium.cell must be a Cell; got {type(cell).__name__}. For a plain function use equipoise.solve."
-            )
+        given: object = cell
+        if not isinstance(given, Cell):
+            hint = "Compile with cell.compile()." if hasattr(given, "_orig_mod") else "For a plain function use equipoise.solve."
+            raise ValueError(f"Equilibrium.cell must be a Cell; got {type(given).__name__}. {hint}")
+        if stop is not None and (tolerance, max_steps) != (TOLERANCE, MAX_STEPS):
+            raise ValueError("Equilibrium.stop must be given without tolerance and max_steps, which it contains; got both.")
         self.cell = cell
         self.solver = None if solver == "auto" else solvers.resolve(solver, also=["auto"])
         self.gradient = gradients.resolve(gradient)
@@ -75,15 +80,25 @@ class Equilibrium(nn.Module):
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `last.trace`.
         """
-        structure = Structure(self.cell.inject(x), "Cell.inject")
-        start = self.cell.initial(x, structure.rebuild(structure.leaves)) if z0 is None else z0
-        device = next((leaf.device.type for leaf in structure.leaves), "cpu")
-        if not self._too_coarse(device):
-            return self._solve(structure, start, trace)
-        structure.leaves = [_float(leaf) for leaf in structure.leaves]
-        state = Structure(start, "The state")
-        with torch.autocast(device, enabled=False):
-            return self._solve(structure, state.rebuild([_float(leaf) for leaf in state.leaves]), trace)
+        if torch.compiler.is_exporting():
+            raise ValueError("Equilibrium cannot be exported by torch.export: how many steps it makes depends on the data.")
+        context = Structure(self.cell.inject(x), "Cell.inject")
+        state = Structure(self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state")
+        device = next((leaf.device.type for leaf in [*context.leaves, *state.leaves]), "cpu")
+        lower = None
+        if torch.is_autocast_enabled(device):
+            lower = torch.get_autocast_dtype(device)
+            lower = None if self.stop.tolerance < 10 * torch.finfo(lower).eps else lower
+            for tree in (context, state):
+                tree.leaves = [_float(leaf) for leaf in tree.leaves]
+        if torch.is_inference_mode_enabled():
+            # Newton's method and the cell's own derivatives need recording, which inference tensors refuse.
+            with torch.inference_mode(False), torch.no_grad(), full_precision(device):
+                for tree in (context, state):
+                    tree.leaves = [leaf.clone() for leaf in tree.leaves]
+                return self._solve(context, state.rebuild(state.leaves), lower, trace)
+        with full_precision(device):
+            return self._solve(context, state.rebuild(state.leaves), lower, trace)
 
     def map(self, x: Tree) -> Callable[[Tree], Tree]:
         """Return `z -> f(z, x)`, with the injection computed once; for penalties, diagnostics and plots."""
@@ -91,7 +106,7 @@ class Equilibrium(nn.Module):
         context = structure.rebuild(structure.leaves)
         return lambda z: self.cell(z, context)
 
-    def _solve(self, structure: Structure, start: Tree, trace: bool) -> Tree:
+    def _solve(self, structure: Structure, start: Tree, lower: torch.dtype | None, trace: bool) -> Tree:
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = Weights(self.cell)
@@ -109,7 +124,7 @@ class Equilibrium(nn.Module):
 
         bound = _number(self.cell.lipschitz())
         plan = Plan(
-            equation=CellEquation(self.cell, layout, structure, weights),
+            equation=CellEquation(self.cell, layout, structure, weights, lower),
             solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
             stop=self.stop,
             report=report,
@@ -120,12 +135,6 @@ class Equilibrium(nn.Module):
         )
         value = self.gradient.attach(plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors])
         return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
-
-    def _too_coarse(self, device: str) -> bool:
-        """Whether autocast is on with a precision that cannot reach the tolerance."""
-        if not torch.is_autocast_enabled(device):
-            return False
-        return self.stop.tolerance < 10 * torch.finfo(torch.get_autocast_dtype(device)).eps
 
     def _inspect(self, recorded: Tensor, known: Sequence[Tensor]) -> None:
         """Refuse, once, a step whose gradient would silently lack a tensor."""
@@ -151,7 +160,5 @@ def _float(tensor: Tensor) -> Tensor:
 def _number(bound: Tensor | float | None) -> float | None:
     """A declared bound as a number, or nothing under `torch.func` transforms, where a tensor has no single value."""
     if isinstance(bound, Tensor):
-        if torch._C._functorch.is_functorch_wrapped_tensor(bound):
-            return None
-        return float(bound.detach())
+        return None if is_wrapped(bound) else float(bound.detach())
     return bound

@@ -56,10 +56,8 @@ class Stop:
     check_every: int | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.tolerance) and self.tolerance > 0):
-            raise ValueError(f"Stop.tolerance must be positive; got {self.tolerance}.")
-        if not (math.isfinite(self.absolute) and self.absolute >= 0):
-            raise ValueError(f"Stop.absolute must not be negative; got {self.absolute}.")
+        require_positive("Stop.tolerance", self.tolerance)
+        require_positive("Stop.absolute", self.absolute, or_zero=True)
         for name in ("max_steps", "patience"):
             require_count(f"Stop.{name}", getattr(self, name))
         if not self.growth > 1:
@@ -70,6 +68,13 @@ class Stop:
     def target(self, scale: Any) -> Any:
         """Return the residual at which a sample of this scale has converged; for tensors, arrays and numbers alike."""
         return self.absolute + self.tolerance * scale
+
+
+def require_positive(owner: str, value: object, *, or_zero: bool = False) -> None:
+    """Raise unless `value` is a finite number greater than 0, or 0 where that is allowed."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and (0 < value < math.inf or (or_zero and value == 0))):  # type: ignore[operator]
+        raise ValueError(f"{owner} must be {'zero or ' if or_zero else ''}a positive number; got {value!r}.")
 
 
 def require_count(owner: str, value: object) -> None:

@@ -35,8 +35,20 @@ class Linearization:
     point: Tensor | None = None
 
 
-def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linearization:
-    """Linearise `step` at `z` by recording it once; `J v` is the derivative of `u -> J^T u`, which is linear in `u`."""
+def linearize_by_autograd(
+    step: Callable[[Tensor], Tensor], z: Tensor, twice: Callable[[Tensor], Tensor] | None = None
+) -> Linearization:
+    """Linearise `step` at `z` by recording it once; `J v` is the derivative of `u -> J^T u`, which is linear in `u`.
+
+    Args:
+        step: The map.
+        z: Where.
+        twice: The same map in a form that can be differentiated twice, if `step` cannot.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ValueError(
+            "Linearising a step must happen outside of torch.inference_mode, which records nothing; use torch.no_grad."
+        )
     with torch.enable_grad():
         point = z.detach().requires_grad_()
         value = step(point)
@@ -54,7 +66,8 @@ def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linear
         if not forward:
             with torch.enable_grad():
                 dummy = torch.zeros_like(value, requires_grad=True)
-                (pulled,) = torch.autograd.grad(value, point, dummy, create_graph=True, allow_unused=True)
+                recorded = value if twice is None else twice(point)
+                (pulled,) = torch.autograd.grad(recorded, point, dummy, create_graph=True, allow_unused=True)
             if pulled is None or not pulled.requires_grad:
                 return torch.zeros_like(v)
             forward.append((dummy, pulled))
@@ -72,15 +85,21 @@ class Equation(ABC):
         rows: For each argument, whether its first axis is the batch.
         symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
         droppable: Whether samples may leave the batch.
+        written: Places of arguments that evaluating may write to.
     """
 
     rows: tuple[bool, ...] = ()
+    written: frozenset[int] = frozenset()
     symmetric: bool = False
     droppable: bool = True
 
     @abstractmethod
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `z -> f(z, args)`."""
+
+    def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
+        """Return `z -> f(z, args)` in a form that can be differentiated twice, where `bind` gives one that cannot."""
+        return None
 
     def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
         """Return the linearisation in `z`, if the equation knows better than autograd."""
@@ -149,7 +168,8 @@ class MapProblem(Problem):
 
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
-        return self.equation.declared(z, self.args) or linearize_by_autograd(self._step, z)
+        local = self.equation.declared(z, self.args)
+        return local or linearize_by_autograd(self._step, z, self.equation.twice_differentiable(self.args))
 
     def take(self, rows: Tensor) -> Problem:
         args = [arg.index_select(0, rows) if batched else arg for arg, batched in zip(self.args, self.equation.rows, strict=True)]

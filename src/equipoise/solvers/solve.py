@@ -32,9 +32,9 @@ class Function(Equation):
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         step, layout = self._step, self._layout
         if self._structure is None:
-            return lambda z: layout.pack(step(layout.unpack(z)), "step")
+            return lambda z: layout.pack(step(layout.unpack(z)), "step", z.shape[0])
         context = self._structure.rebuild(args)
-        return lambda z: layout.pack(step(layout.unpack(z), context), "step")
+        return lambda z: layout.pack(step(layout.unpack(z), context), "step", z.shape[0])
 
 
 def check_context(structure: Structure, layout: Layout) -> None:
