@@ -388,14 +388,14 @@ def test_documented_diagnostics_work(x: Tensor) -> None:
 
 
 def test_every_registered_name_gives_a_working_object(x: Tensor) -> None:
-    for name in equipoise.solvers:
-        made = equipoise.solvers[name]()
+    for name in equipoise.SOLVERS:
+        made = equipoise.SOLVERS[name]()
         symmetric = AffineCell(0.5 * torch.eye(3, dtype=torch.float64), symmetric=True)
         layer = Equilibrium(symmetric, gradient=Implicit(solver=name)) if made.linear else Equilibrium(symmetric, solver=name)
         (found,) = torch.autograd.grad(layer(x).sum(), x)
         torch.testing.assert_close(found, torch.full_like(found, 2.0), rtol=1e-3, atol=1e-3)
-    assert {"anderson", "newton", "gmres"} <= set(equipoise.solvers)
-    assert set(equipoise.gradients) == {"implicit", "jacobian_free", "phantom", "unrolled"}
+    assert {"anderson", "newton", "gmres"} <= set(equipoise.SOLVERS)
+    assert set(equipoise.GRADIENTS) == {"implicit", "jacobian_free", "phantom", "unrolled"}
 
 
 def test_auto_solver_picks_conjugate_gradient_for_symmetric_cells(x: Tensor) -> None:
@@ -566,7 +566,7 @@ def test_vmap_and_function_transforms_work(x: Tensor) -> None:
 # a failed backward solve
 
 
-@pytest.mark.parametrize("solver", list(equipoise.solvers))
+@pytest.mark.parametrize("solver", list(equipoise.SOLVERS))
 def test_failed_backward_solve_never_gives_a_zero_gradient(solver: str) -> None:
     A = torch.diag(torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64))  # I - A is singular along the first axis
     x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64, requires_grad=True)

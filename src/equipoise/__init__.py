@@ -1,10 +1,11 @@
 """Equilibrium networks: layers whose output is the solution of `z = f(z, x)`."""
 
 from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
-from equipoise.gradients import Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, gradients, spectral_radius
+from equipoise.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, spectral_radius
 from equipoise.layers import Cell, Equilibrium
 from equipoise.solvers import (
     GMRES,
+    SOLVERS,
     Accelerated,
     Anderson,
     BiCGStab,
@@ -19,13 +20,14 @@ from equipoise.solvers import (
     Stop,
     Trace,
     solve,
-    solvers,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GMRES",
+    "GRADIENTS",
+    "SOLVERS",
     "Accelerated",
     "Anderson",
     "BiCGStab",
@@ -50,8 +52,6 @@ __all__ = [
     "Unrolled",
     "flush_denormals",
     "frobenius_penalty",
-    "gradients",
     "solve",
-    "solvers",
     "spectral_radius",
 ]

@@ -6,23 +6,23 @@ from problems import CELLS, rows
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
 
-from equipoise import Equilibrium, Implicit, JacobianFree, Phantom, Status, Stop, Unrolled, gradients, solvers
+from equipoise import GRADIENTS, SOLVERS, Equilibrium, Implicit, JacobianFree, Phantom, Status, Stop, Unrolled
 
-FORWARD = [name for name in solvers if not solvers[name].linear]
+FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]
 STOP = Stop(tolerance=1e-13, max_steps=500)
 EXACT = {"eps": 3e-5, "atol": 1e-7, "rtol": 1e-7}
 
 
 def fits(name: str, cell: str) -> bool:
-    return cell.startswith("symmetric") or not solvers[name].needs_symmetric
+    return cell.startswith("symmetric") or not SOLVERS[name].needs_symmetric
 
 
 # Every forward solver with the default adjoint, every solver as the adjoint of one forward solver, every cell with both on auto.
 FORWARD_PAIRS = [(name, "auto", cell) for name in FORWARD for cell in ("smooth", "symmetric_mask") if fits(name, cell)]
-ADJOINT_PAIRS = [("anderson", name, cell) for name in solvers for cell in ("mask", "symmetric") if fits(name, cell)]
+ADJOINT_PAIRS = [("anderson", name, cell) for name in SOLVERS for cell in ("mask", "symmetric") if fits(name, cell)]
 AUTO_PAIRS = [("auto", "auto", cell) for cell in CELLS]
 COMBINATIONS = FORWARD_PAIRS + ADJOINT_PAIRS + AUTO_PAIRS
-EVERY_PAIR = [(name, adjoint, "symmetric_mask") for name in FORWARD for adjoint in solvers]
+EVERY_PAIR = [(name, adjoint, "symmetric_mask") for name in FORWARD for adjoint in SOLVERS]
 FORWARD_CELLS = [(name, cell) for name in FORWARD for cell in CELLS if fits(name, cell)]
 
 
@@ -64,7 +64,7 @@ def close(found, expected, tolerance: float) -> bool:
 
 
 def test_registry_holds_the_strategies():
-    assert set(gradients) == {"implicit", "jacobian_free", "phantom", "unrolled"}
+    assert set(GRADIENTS) == {"implicit", "jacobian_free", "phantom", "unrolled"}
 
 
 @pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS)
@@ -190,7 +190,7 @@ def test_third_derivative_of_a_scalar_equilibrium_matches_the_closed_form():
 
 
 @pytest.mark.parametrize(("solver", "cell"), FORWARD_CELLS)
-@pytest.mark.parametrize("gradient", list(gradients))
+@pytest.mark.parametrize("gradient", list(GRADIENTS))
 def test_every_pair_gives_the_same_gradient_in_train_and_eval_mode(solver, gradient, cell):
     layer = make(cell, solver, Unrolled(steps=400) if gradient == "unrolled" else gradient)
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -201,9 +201,9 @@ def test_every_pair_gives_the_same_gradient_in_train_and_eval_mode(solver, gradi
 
 
 @pytest.mark.parametrize("solver", FORWARD)
-@pytest.mark.parametrize("gradient", list(gradients))
+@pytest.mark.parametrize("gradient", list(GRADIENTS))
 def test_every_pair_returns_the_equilibrium(solver, gradient):
-    cell = "symmetric_mask" if solvers[solver].needs_symmetric else "smooth"
+    cell = "symmetric_mask" if SOLVERS[solver].needs_symmetric else "smooth"
     layer = make(cell, solver, Unrolled(steps=400) if gradient == "unrolled" else gradient)
     x = torch.randn(3, 2, dtype=torch.float64)
     z = layer(x)
@@ -225,7 +225,7 @@ def jacobians(layer: Equilibrium, x):
 @pytest.mark.parametrize("solver", FORWARD)
 @pytest.mark.parametrize(("steps", "damping"), [(1, 1.0), (1, 0.5), (5, 0.5), (4, 1.0), (7, 0.3)])
 def test_phantom_gradient_is_its_truncated_series(solver, steps, damping):
-    cell = "symmetric" if solvers[solver].needs_symmetric else "smooth"
+    cell = "symmetric" if SOLVERS[solver].needs_symmetric else "smooth"
     layer = make(cell, solver, Phantom(steps=steps, damping=damping))
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     z = layer(x)
@@ -255,7 +255,7 @@ def test_phantom_gradient_tends_to_the_implicit_one():
 
 @pytest.mark.parametrize("solver", FORWARD)
 def test_jacobian_free_gradient_is_that_of_one_step(solver):
-    cell = "symmetric" if solvers[solver].needs_symmetric else "smooth"
+    cell = "symmetric" if SOLVERS[solver].needs_symmetric else "smooth"
     layer = make(cell, solver, JacobianFree())
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     z = layer(x)
@@ -303,7 +303,7 @@ def test_unrolled_gradient_tends_to_the_implicit_one(cell):
     assert errors[-1] < 1e-9
 
 
-@pytest.mark.parametrize("adjoint", list(solvers))
+@pytest.mark.parametrize("adjoint", list(SOLVERS))
 def test_adjoint_solve_that_fails_is_reported_and_never_zero(adjoint):
     cell = CELLS["symmetric"](width=8, hidden=12)
     layer = Equilibrium(cell, "newton", Implicit(solver=adjoint, max_steps=1, tolerance=1e-13), on_failure="ignore", stop=STOP)
@@ -314,7 +314,7 @@ def test_adjoint_solve_that_fails_is_reported_and_never_zero(adjoint):
     assert (found.abs().sum(dim=1) > 0).all()
 
 
-@pytest.mark.parametrize("adjoint", list(solvers))
+@pytest.mark.parametrize("adjoint", list(SOLVERS))
 def test_adjoint_solve_meets_nan_and_passes_it_on(adjoint):
     layer = Equilibrium(CELLS["symmetric"](), "newton", Implicit(solver=adjoint), on_failure="ignore", stop=STOP)
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -328,9 +328,9 @@ def test_adjoint_solve_meets_nan_and_passes_it_on(adjoint):
     assert torch.allclose(found[[0, 2]], clean[[0, 2]], atol=1e-11)
 
 
-@pytest.mark.parametrize("adjoint", list(solvers))
+@pytest.mark.parametrize("adjoint", list(SOLVERS))
 def test_gradient_of_a_sample_does_not_depend_on_its_batch_mates(adjoint):
-    cell = "symmetric_mask" if solvers[adjoint].needs_symmetric else "mask"
+    cell = "symmetric_mask" if SOLVERS[adjoint].needs_symmetric else "mask"
     layer = make(cell, "newton", Implicit(solver=adjoint))
     x = torch.randn(5, 2, dtype=torch.float64, requires_grad=True)
     z = layer(x)

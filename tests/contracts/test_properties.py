@@ -3,11 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from problems import SymmetricMaskCell, rows
 
-from equipoise import Equilibrium, Implicit, Shared, Stop, solve, solvers
+from equipoise import SOLVERS, Equilibrium, Implicit, Shared, Stop, solve
 
 STOP = Stop(tolerance=1e-12, max_steps=1000)
-FORWARD = [name for name in solvers if not solvers[name].linear]
-GENERAL = [name for name in FORWARD if not solvers[name].needs_symmetric]
+FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]
+GENERAL = [name for name in FORWARD if not SOLVERS[name].needs_symmetric]
 CLOSE = 1e-8
 ACTIVATIONS = {
     "tanh": torch.tanh,
@@ -113,7 +113,7 @@ def test_positively_homogeneous_network_scales_with_its_offset(network, solver, 
 
 
 @examples(40)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from(list(solvers)), st.sampled_from(list(solvers)))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from(list(SOLVERS)), st.sampled_from(list(SOLVERS)))
 def test_gradient_does_not_depend_on_the_adjoint_solver(seed, batch, one, other):
     torch.manual_seed(seed)
     cell, x = SymmetricMaskCell(width=4, hidden=5), torch.randn(batch, 2, dtype=torch.float64, requires_grad=True)

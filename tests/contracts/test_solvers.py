@@ -21,17 +21,17 @@ from problems import (
     tree,
 )
 
-from equipoise import Equilibrium, Implicit, Linearization, Shared, Status, Stop, solve, solvers
+from equipoise import SOLVERS, Equilibrium, Implicit, Linearization, Shared, Status, Stop, solve
 from equipoise.solvers import Affine, MapProblem, run
 
-ALL = list(solvers)
-FORWARD = [name for name in ALL if not solvers[name].linear]
-LINEAR = [name for name in ALL if solvers[name].linear]
+ALL = list(SOLVERS)
+FORWARD = [name for name in ALL if not SOLVERS[name].linear]
+LINEAR = [name for name in ALL if SOLVERS[name].linear]
 PAIRS = [
     (name, problem)
     for name in FORWARD
     for problem in PROBLEMS
-    if not solvers[name].needs_symmetric or problem.startswith("symmetric")
+    if not SOLVERS[name].needs_symmetric or problem.startswith("symmetric")
 ]
 
 
@@ -44,7 +44,7 @@ COARSE = Stop(tolerance=1e-6, absolute=1e-7, max_steps=500)
 
 def suitable(name: str) -> Known:
     """A batch that this solver may run on and that takes it several steps."""
-    return symmetric() if solvers[name].needs_symmetric else tanh()
+    return symmetric() if SOLVERS[name].needs_symmetric else tanh()
 
 
 def find(problem: Known, name: str, stop: Stop = TIGHT, **options):
@@ -349,10 +349,10 @@ def test_linear_solver_refuses_a_nonlinear_map(name):
         solve(torch.cos, torch.zeros(2, 2), name, symmetric=True)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if solvers[name].needs_symmetric])
+@pytest.mark.parametrize("name", [name for name in ALL if SOLVERS[name].needs_symmetric])
 def test_symmetric_solver_refuses_a_map_not_declared_so(name):
     with pytest.raises(ValueError, match="symmetric positive semidefinite"):
-        run(linear().problem, torch.zeros(5, 7, dtype=torch.float64), solvers.resolve(name), TIGHT)
+        run(linear().problem, torch.zeros(5, 7, dtype=torch.float64), SOLVERS.resolve(name), TIGHT)
 
 
 SETTINGS = [
@@ -360,7 +360,7 @@ SETTINGS = [
     for name in ALL
     for transpose in (False, True)
     for symmetric in (False, True)
-    if symmetric or not solvers[name].needs_symmetric
+    if symmetric or not SOLVERS[name].needs_symmetric
 ]
 
 
@@ -368,7 +368,7 @@ SETTINGS = [
 def test_solver_solves_affine_equations(name, transpose, symmetric):
     known = linear(transpose=transpose, symmetric=symmetric)
     start = torch.zeros_like(known.g)
-    solution = run(known.problem, start, solvers.resolve(name), Stop(tolerance=1e-12, absolute=0.0, max_steps=500))
+    solution = run(known.problem, start, SOLVERS.resolve(name), Stop(tolerance=1e-12, absolute=0.0, max_steps=500))
     assert solution.converged.all(), solution
     assert error(solution.value, known.answer) < 1e-10
     assert torch.equal(start, torch.zeros_like(start))
@@ -378,7 +378,7 @@ def test_solver_solves_affine_equations(name, transpose, symmetric):
 def test_solver_solves_affine_equations_in_float32(name, transpose, symmetric):
     known = linear(transpose=transpose, symmetric=symmetric, dtype=torch.float32)
     stop = Stop(tolerance=1e-5, absolute=0.0, max_steps=500)
-    solution = run(known.problem, torch.zeros(5, 7), solvers.resolve(name), stop)
+    solution = run(known.problem, torch.zeros(5, 7), SOLVERS.resolve(name), stop)
     assert solution.converged.all(), solution
     assert error(solution.value, known.answer) < 1e-3
 
@@ -388,7 +388,7 @@ def test_solver_solves_affine_equations_in_float32(name, transpose, symmetric):
 def test_affine_residual_is_relative_and_recomputed(name, max_steps):
     known = linear(symmetric=True)
     stop = Stop(tolerance=1e-9, absolute=0.0, max_steps=max_steps)
-    solution = run(known.problem, torch.randn_like(known.g), solvers.resolve(name), stop)
+    solution = run(known.problem, torch.randn_like(known.g), SOLVERS.resolve(name), stop)
     f = torch.einsum("bij,bj->bi", known.matrix, solution.value) + known.g
     relative = (f - solution.value).norm(dim=1) / torch.maximum(f.norm(dim=1), known.g.norm(dim=1))
     assert torch.allclose(solution.residual, relative, rtol=1e-4, atol=1e-14)
@@ -409,7 +409,7 @@ def test_affine_work_is_counted(name):
         return Linearization(torch.zeros_like(matrix[:, 0]), product, product, take=lambda index: counted(matrix[index]))
 
     problem = Affine(MapProblem(Product(symmetric=True), [A]), torch.zeros_like(g), counted(A), g, transpose=True)
-    solution = run(problem, torch.zeros_like(g), solvers.resolve(name), Stop(tolerance=1e-11, absolute=0.0, max_steps=500))
+    solution = run(problem, torch.zeros_like(g), SOLVERS.resolve(name), Stop(tolerance=1e-11, absolute=0.0, max_steps=500))
     assert solution.converged.all()
     assert int(solution.evaluations.max()) == len(calls)
 
@@ -417,7 +417,7 @@ def test_affine_work_is_counted(name):
 @pytest.mark.parametrize("name", ALL)
 def test_affine_warm_start_takes_no_step(name):
     known = linear(symmetric=True)
-    solution = run(known.problem, known.answer, solvers.resolve(name), Stop(tolerance=1e-10))
+    solution = run(known.problem, known.answer, SOLVERS.resolve(name), Stop(tolerance=1e-10))
     assert solution.converged.all()
     assert (solution.steps == 0).all()
 
@@ -427,7 +427,7 @@ def test_affine_equation_with_zero_constant_has_zero_answer_at_once(name):
     known = linear(symmetric=True)
     known.problem.g[2] = 0
     problem = type(known.problem)(known.problem.base, known.problem.point, known.problem.local, known.problem.g, transpose=False)
-    solution = run(problem, torch.zeros_like(known.g), solvers.resolve(name), Stop(tolerance=1e-11, absolute=0.0, max_steps=500))
+    solution = run(problem, torch.zeros_like(known.g), SOLVERS.resolve(name), Stop(tolerance=1e-11, absolute=0.0, max_steps=500))
     assert solution.converged.all()
     assert solution.steps[2] == 0
     assert torch.equal(solution.value[2], torch.zeros(7, dtype=torch.float64))
@@ -439,9 +439,9 @@ def test_affine_equation_with_zero_constant_has_zero_answer_at_once(name):
 def test_affine_sample_does_not_depend_on_its_batch_mates(name):
     known = linear(symmetric=True)
     stop = Stop(tolerance=1e-11, absolute=0.0, max_steps=500)
-    together = run(known.problem, torch.zeros_like(known.g), solvers.resolve(name), stop)
+    together = run(known.problem, torch.zeros_like(known.g), SOLVERS.resolve(name), stop)
     for sample in range(5):
-        alone = run(known.problem.take(torch.tensor([sample])), torch.zeros(1, 7, dtype=torch.float64), solvers.resolve(name), stop)
+        alone = run(known.problem.take(torch.tensor([sample])), torch.zeros(1, 7, dtype=torch.float64), SOLVERS.resolve(name), stop)
         assert alone.status[0] == together.status[sample]
         assert error(alone.value, together.value[sample : sample + 1]) < 1e-8
 
@@ -502,7 +502,7 @@ def test_state_whose_norm_overflows_is_not_claimed_solved():
 def test_long_affine_batch_matches_torch():
     known = affine(batch=64, width=12)
     for name in FORWARD:
-        if not solvers[name].needs_symmetric:
+        if not SOLVERS[name].needs_symmetric:
             assert error(find(known, name).value, known.answer) < 1e-10
 
 

@@ -10,14 +10,14 @@ import torch
 from problems import Product, contraction
 from torch import Tensor
 
-from equipoise import FixedPoint, Status, Stop, solve, solvers
+from equipoise import SOLVERS, FixedPoint, Status, Stop, solve
 from equipoise.solvers import Affine, Linearization, MapProblem, run
 
 WIDTH = 4
 STOP = Stop(tolerance=1e-6, max_steps=120, patience=50)
-FORWARD = [name for name in solvers if not solvers[name].linear]
-GENERAL = [name for name in FORWARD if not solvers[name].needs_symmetric]
-LINEAR = [name for name in solvers if solvers[name].linear]
+FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]
+GENERAL = [name for name in FORWARD if not SOLVERS[name].needs_symmetric]
+LINEAR = [name for name in SOLVERS if SOLVERS[name].linear]
 AFFINE, LOGISTIC, SQUARE, EXPONENTIAL, ROOT, POLE = range(6)
 
 
@@ -328,19 +328,19 @@ def test_status_is_true_for_symmetric_maps(name, seed):
 
 def solve_affine(name: str, samples: list[Sample], stop: Stop):
     _, (_, A, g, _) = stack(samples)
-    base = MapProblem(Product(symmetric=solvers[name].needs_symmetric), [A])
+    base = MapProblem(Product(symmetric=SOLVERS[name].needs_symmetric), [A])
     start = torch.zeros_like(g)
-    solution = run(Affine(base, start, base.linearize(start), g, transpose=False), start, solvers.resolve(name), stop)
+    solution = run(Affine(base, start, base.linearize(start), g, transpose=False), start, SOLVERS.resolve(name), stop)
     f = torch.einsum("bij,bj->bi", A, solution.value) + g
     return solution, (f - solution.value).norm(dim=1), torch.maximum(f.norm(dim=1), g.norm(dim=1)), g.norm(dim=1)
 
 
-@pytest.mark.parametrize("name", list(solvers))
+@pytest.mark.parametrize("name", list(SOLVERS))
 @pytest.mark.parametrize("seed", range(5))
 def test_status_is_true_for_affine_equations(name, seed):
     singular = (Maker.inconsistent, Maker.translation)
     families = [family for family in FAMILIES[:13] if family not in (*singular, Maker.logistic)]
-    samples = batch(seed, REGULAR_SYMMETRIC_FAMILIES if solvers[name].needs_symmetric else families, 36)
+    samples = batch(seed, REGULAR_SYMMETRIC_FAMILIES if SOLVERS[name].needs_symmetric else families, 36)
     stop = Stop(tolerance=1e-8, absolute=0.0, max_steps=30 if name == "newton" else 120)
     solution, residual, scale, size = solve_affine(name, samples, stop)
     assert solution.value.isfinite().all()
@@ -357,7 +357,7 @@ def test_status_is_true_for_affine_equations(name, seed):
             assert solution.status[i] == sample.fate, sample.family
 
 
-@pytest.mark.parametrize("name", list(solvers))
+@pytest.mark.parametrize("name", list(SOLVERS))
 def test_singular_affine_equation_is_never_called_solved(name):
     # `v = v + g` has no solution, but where |v| is very large the residual |g| is small beside it.
     maker = Maker(0)
@@ -370,7 +370,7 @@ def test_singular_affine_equation_is_never_called_solved(name):
         assert names(solution.status) == ["STALLED"] * 30
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if solvers[name].predicts])
+@pytest.mark.parametrize("name", [name for name in LINEAR if SOLVERS[name].predicts])
 def test_affine_residual_is_recomputed_and_never_worse_than_at_the_start(name):
     # Almost singular: recurrences drift far from the residuals that they predict.
     maker = Maker(0)
@@ -467,7 +467,7 @@ def test_tolerance_beyond_the_dtype_is_no_convergence(name, dtype):
     assert set(names(solution.status)) <= {"CONVERGED", "STALLED"}
 
 
-@pytest.mark.parametrize("name", [name for name in LINEAR if solvers[name].predicts])
+@pytest.mark.parametrize("name", [name for name in LINEAR if SOLVERS[name].predicts])
 @pytest.mark.parametrize("max_steps", [30, 300, 3000])
 @pytest.mark.parametrize("droppable", [True, False])
 def test_prediction_that_drifted_is_not_believed(name, max_steps, droppable):
@@ -479,7 +479,7 @@ def test_prediction_that_drifted_is_not_believed(name, max_steps, droppable):
     equation.droppable = droppable
     base, start = MapProblem(equation, [A]), torch.zeros(6, 7)
     stop = Stop(tolerance=1e-9, absolute=0.0, max_steps=max_steps)
-    solution = run(Affine(base, start, base.linearize(start), g, transpose=True), start, solvers.resolve(name), stop)
+    solution = run(Affine(base, start, base.linearize(start), g, transpose=True), start, SOLVERS.resolve(name), stop)
     residual = (base(solution.value) + g - solution.value).norm(dim=1)
     assert names(solution.status)[1] == "CONVERGED"
     assert solution.steps[1] == 0
@@ -547,7 +547,7 @@ def test_nan_keeps_the_best_iterate_of_plain_iteration(call):
     assert torch.allclose(solution.value[1], z, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", list(solvers))
+@pytest.mark.parametrize("name", list(SOLVERS))
 @pytest.mark.parametrize("call", [0, 1, 2, 4])
 def test_nan_in_a_jacobian_product_is_told_and_touches_nobody_else(name, call):
     A = contraction(4, 9, 9, norm=0.97)
@@ -566,7 +566,7 @@ def test_nan_in_a_jacobian_product_is_told_and_touches_nobody_else(name, call):
             return Linearization(torch.zeros_like(matrix[:, 0]), product, product, lambda rows: local(matrix[rows], number[rows]))
 
         base, start = MapProblem(Product(symmetric=True), [A]), torch.zeros_like(g)
-        return run(Affine(base, start, local(A, torch.arange(4)), g, transpose=True), start, solvers.resolve(name), stop)
+        return run(Affine(base, start, local(A, torch.arange(4)), g, transpose=True), start, SOLVERS.resolve(name), stop)
 
     clean = solution_with(-1)
     assert clean.converged.all()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from equipoise import FixedPoint, gradients, solvers
+from equipoise import GRADIENTS, SOLVERS, FixedPoint
 from equipoise.core import Registry, choose
 
 
@@ -99,7 +99,7 @@ def test_resolve_lists_further_names(zoo: Registry[Animal]) -> None:
 
 def test_solver_and_gradient_registries_suggest_names() -> None:
     with pytest.raises(ValueError, match=r"solver must be one of .*; got 'andersen'\. Did you mean 'anderson'\?"):
-        solvers["andersen"]
+        SOLVERS["andersen"]
     with pytest.raises(ValueError, match=r"gradient must be one of .*; got 'implicitly'\. Did you mean 'implicit'\?"):
-        gradients["implicitly"]
-    assert solvers["fixed_point"] is FixedPoint
+        GRADIENTS["implicitly"]
+    assert SOLVERS["fixed_point"] is FixedPoint

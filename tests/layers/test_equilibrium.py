@@ -19,6 +19,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise import (
+    SOLVERS,
     Accelerated,
     Anderson,
     Broyden,
@@ -38,7 +39,6 @@ from equipoise import (
     Status,
     Stop,
     Unrolled,
-    solvers,
 )
 from equipoise.solvers.auto import pick_adjoint, pick_forward
 
@@ -60,8 +60,8 @@ def gradients_of(function, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("name", ["fixed_point", "anderson", "broyden", "newton"])
 def test_solver_is_given_by_name_or_object(name: str, x: Tensor) -> None:
     cell = TanhCell()
-    by_name, by_object = Equilibrium(cell, name), Equilibrium(cell, solvers[name]())
-    assert by_name.solver == by_object.solver == solvers[name]()
+    by_name, by_object = Equilibrium(cell, name), Equilibrium(cell, SOLVERS[name]())
+    assert by_name.solver == by_object.solver == SOLVERS[name]()
     torch.testing.assert_close(by_name(x), by_object(x), rtol=0, atol=0)
     torch.testing.assert_close(by_name(x), unroll(cell, x), rtol=1e-3, atol=1e-3)
 

@@ -16,6 +16,7 @@ from scipy.special import spence
 from torch import Tensor, nn
 
 from equipoise.prox import (
+    ACTIVATIONS,
     ELU,
     Activation,
     HardTanh,
@@ -28,7 +29,6 @@ from equipoise.prox import (
     SoftShrink,
     Tanh,
     activation,
-    activations,
     from_module,
 )
 
@@ -70,7 +70,7 @@ RANGES = {
     Identity: (-math.inf, math.inf),
 }
 
-ALL = [activations[name]() for name in activations]
+ALL = [ACTIVATIONS[name]() for name in ACTIVATIONS]
 VARIANTS = [*ALL, LeakyReLU(0.0), LeakyReLU(0.3), ELU(0.0), ELU(0.4), ELU(2.5), SoftShrink(0.0), SoftShrink(1.5)]
 
 every = pytest.mark.parametrize("s", VARIANTS, ids=repr)
@@ -105,7 +105,7 @@ def inside(s: Activation, n: int = 25) -> Tensor:
 
 
 def test_registry_holds_the_admissible_activations() -> None:
-    assert set(activations) == set(TORCH)
+    assert set(ACTIVATIONS) == set(TORCH)
     assert all(s.admissible and s.reason == "" and s.elementwise for s in VARIANTS)
 
 
@@ -113,7 +113,7 @@ def test_registry_holds_the_admissible_activations() -> None:
 @pytest.mark.parametrize("name", list(TORCH))
 def test_value_is_torchs_own(name: str, dtype: torch.dtype) -> None:
     a = torch.cat([torch.linspace(-60, 60, 997), torch.tensor([0.0, -0.5, 0.5, 1.0, -1.0])]).to(dtype)
-    found = activations[name]()(a)
+    found = ACTIVATIONS[name]()(a)
     assert found.dtype == dtype
     torch.testing.assert_close(found, TORCH[name](a), rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny)
 
@@ -216,6 +216,12 @@ def test_softplus_potential_obeys_the_inversion_formula() -> None:
     s = Softplus()
     torch.testing.assert_close(s.potential(a) + s.potential(-a), a.square() / 2, rtol=1e-14, atol=2e-16)
     assert float(s.potential(torch.tensor(-800.0, dtype=torch.float64))) == pytest.approx(-(math.pi**2) / 12, rel=1e-15)
+
+
+def test_softplus_potential_keeps_its_relative_accuracy_at_zero() -> None:
+    for a in (1e-9, -1e-9, 1e-4, -1e-4):
+        wanted = a * (math.log(2) + a / 4 + a**2 / 24)  # the next term is a^5 / 960
+        assert float(Softplus().potential(torch.tensor(a, dtype=torch.float64))) == pytest.approx(wanted, rel=5e-16, abs=0)
 
 
 @every
@@ -531,10 +537,12 @@ def test_matrix_activation_conjugate_is_infinite_outside_the_range(dtype: torch.
 
 
 def test_matrix_activation_of_another_dtype_follows_its_argument() -> None:
-    s = MatrixActivation(semidefinite([1.0, 0.5, 0.0], torch.float32))
-    a = torch.randn(3, dtype=torch.float64)
+    s = MatrixActivation(semidefinite([1.0, 0.5, *[0.0] * 8], torch.float32))
+    a = torch.randn(5, 10, dtype=torch.float64)
     assert s(a).dtype == s.potential(a).dtype == s.derivative(a).dtype == torch.float64
-    assert bool(s.conjugate(s(a)).isfinite())
+    # the zero eigenvalues of S have the rounding of float32, and must still count as zero
+    torch.testing.assert_close(s.conjugate(s(a)), s.potential(a), rtol=1e-5, atol=1e-5)
+    assert bool((s.conjugate(torch.randn(5, 10, dtype=torch.float64)) == math.inf).all())
 
 
 def test_matrix_activation_is_differentiable_in_argument_and_matrix() -> None:

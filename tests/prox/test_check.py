@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from equipoise.prox import ELU, MatrixActivation, activation, activations, is_proximal
+from equipoise.prox import ACTIVATIONS, ELU, MatrixActivation, activation, is_proximal
 
 
 def weights(rows: int, columns: int, norm: float, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -47,7 +47,7 @@ def test_is_proximal_accepts_proximal_maps(f) -> None:
     assert report.norm <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("name", list(activations))
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_is_proximal_accepts_every_optimal_layer(name: str, dtype: torch.dtype) -> None:
     """OptEq, Theorem 1: the layer is a proximal map when mu >= L |W|^2."""
@@ -60,7 +60,7 @@ def test_is_proximal_accepts_every_optimal_layer(name: str, dtype: torch.dtype) 
 def test_is_proximal_needs_the_scale_of_theorem_1() -> None:
     s, W = ELU(3.0), weights(7, 5, 1.0)
     assert is_proximal(lambda z: s(z @ W.T) @ W / 3, points(5))
-    assert not is_proximal(lambda z: s(z @ W.T) @ W, 0.05 * points(5) - 0.05 * points(5).abs())
+    assert not is_proximal(lambda z: s(z @ W.T) @ W, points(5))
 
 
 def test_is_proximal_accepts_the_matrix_activation() -> None:
@@ -87,7 +87,7 @@ def test_is_proximal_refutes_activations_that_fall(f) -> None:
 
 
 def test_is_proximal_refutes_a_contraction_that_is_no_gradient() -> None:
-    report = is_proximal(lambda z: z @ ROTATION, points(2))
+    report = is_proximal(lambda z: z @ ROTATION, points(2).requires_grad_())
     assert not report.proximal
     assert report.reason == "The Jacobian is not symmetric (|J - J^T| = 1), so f is not a gradient."
     assert report.asymmetry == pytest.approx(1, abs=1e-12)
@@ -95,6 +95,7 @@ def test_is_proximal_refutes_a_contraction_that_is_no_gradient() -> None:
     assert report.smallest_eigenvalue == pytest.approx(0, abs=1e-12)
     assert report.counterexample is not None
     assert report.counterexample.shape == (2,)
+    assert not report.counterexample.requires_grad
 
 
 def test_is_proximal_refutes_asymmetry_that_depends_on_the_point() -> None:
@@ -148,6 +149,15 @@ def test_is_proximal_refutes_jumps_that_no_jacobian_shows(sign: float) -> None:
     else:
         assert float(step @ rise / step.square().sum()) == pytest.approx(report.smallest_eigenvalue, rel=1e-10)
         assert report.smallest_eigenvalue < -2
+
+
+def test_is_proximal_finds_a_jump_among_coinciding_points() -> None:
+    at = torch.tensor([[-1.0], [1.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    report = is_proximal(lambda z: torch.sign(z - 0.1), at)
+    assert not report
+    assert report.counterexample is not None
+    assert not report.counterexample.requires_grad
+    assert sorted((report.counterexample[:, 0] > 0.1).tolist()) == [False, True]
 
 
 def test_is_proximal_refutes_a_map_that_is_not_finite() -> None:

@@ -13,7 +13,7 @@ from equipoise.solvers.base import Solution, Solver, Stop
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.problem import Equation, MapProblem
 
-__all__ = ["Gradient", "Plan", "gradients"]
+__all__ = ["GRADIENTS", "Gradient", "Plan"]
 
 
 @dataclass(frozen=True)
@@ -66,5 +66,5 @@ class Gradient(ABC):
         """Return the equilibrium, connected to `args` for automatic differentiation."""
 
 
-gradients: Registry[Gradient] = Registry("gradient", Gradient)  # type: ignore[type-abstract]
+GRADIENTS: Registry[Gradient] = Registry("gradient", Gradient)  # type: ignore[type-abstract]
 """All gradient strategies by name."""

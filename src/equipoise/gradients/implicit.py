@@ -12,9 +12,9 @@ from torch import Tensor
 
 from equipoise.core.eager import full_precision, is_wrapped
 from equipoise.core.tree import row_norm, shares_memory
-from equipoise.gradients.base import Gradient, Plan, gradients
+from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.solvers.auto import pick_adjoint
-from equipoise.solvers.base import Solver, Status, Stop, require_count, require_positive, solvers
+from equipoise.solvers.base import SOLVERS, Solver, Status, Stop, require_count, require_positive
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem
 
@@ -22,7 +22,7 @@ __all__ = ["Implicit", "find_detached"]
 
 
 @final
-@gradients.register("implicit")
+@GRADIENTS.register("implicit")
 @dataclass(frozen=True)
 class Implicit(Gradient):
     """Solve the adjoint equation `v = J^T v + g` at the equilibrium and pull `v` back through one step (Bai et al., 2019).
@@ -42,7 +42,7 @@ class Implicit(Gradient):
 
     def __post_init__(self) -> None:
         if self.solver != "auto":
-            solvers.resolve(self.solver, also=["auto"])
+            SOLVERS.resolve(self.solver, also=["auto"])
         if self.tolerance is not None:
             require_positive("Implicit.tolerance", self.tolerance)
         if self.max_steps is not None:
@@ -103,7 +103,7 @@ class _Linear(_Task):
         if settings.solver == "auto":
             solver = pick_adjoint(symmetric=problem.symmetric, lipschitz=plan.lipschitz)
         else:
-            solver = solvers.resolve(settings.solver)
+            solver = SOLVERS.resolve(settings.solver)
         stop = Stop(
             tolerance=settings.tolerance or plan.stop.tolerance,
             absolute=0.0,

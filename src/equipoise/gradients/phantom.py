@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from equipoise.gradients.base import Gradient, Plan, gradients
+from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
 from equipoise.solvers.base import require_count
 from equipoise.solvers.fixed_point import require_fraction
@@ -17,7 +17,7 @@ __all__ = ["JacobianFree", "Phantom"]
 
 
 @final
-@gradients.register("phantom")
+@GRADIENTS.register("phantom")
 @dataclass(frozen=True)
 class Phantom(Gradient):
     """Record `steps` damped steps from the detached equilibrium (unrolled phantom gradient; Geng et al., 2021).
@@ -46,7 +46,7 @@ class Phantom(Gradient):
 
 
 @final
-@gradients.register("jacobian_free")
+@GRADIENTS.register("jacobian_free")
 @dataclass(frozen=True)
 class JacobianFree(Gradient):
     """Record one step at the detached equilibrium, as if `J` were zero (Fung et al., 2021): the first term of the series."""

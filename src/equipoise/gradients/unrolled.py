@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from equipoise.gradients.base import Gradient, Plan, gradients
+from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
 from equipoise.solvers.base import require_count
 from equipoise.solvers.fixed_point import require_fraction
@@ -17,7 +17,7 @@ __all__ = ["Unrolled"]
 
 
 @final
-@gradients.register("unrolled")
+@GRADIENTS.register("unrolled")
 @dataclass(frozen=True)
 class Unrolled(Gradient):
     """Make exactly `steps` recorded fixed-point steps from the start, and differentiate through all of them.

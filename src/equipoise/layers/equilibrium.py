@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.weights import Weights, stranger
-from equipoise.gradients.base import Gradient, Plan, gradients
+from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation
 from equipoise.solvers.auto import pick_forward
-from equipoise.solvers.base import Solution, Solver, Stop, solvers
+from equipoise.solvers.base import SOLVERS, Solution, Solver, Stop
 from equipoise.solvers.outcome import OnFailure, Outcomes
 from equipoise.solvers.solve import check_context, unpack_solution
 
@@ -63,8 +63,8 @@ class Equilibrium(nn.Module):
         if stop is not None and (tolerance, max_steps) != (TOLERANCE, MAX_STEPS):
             raise ValueError("Equilibrium.stop must be given without tolerance and max_steps, which it contains; got both.")
         self.cell = cell
-        self.solver = None if solver == "auto" else solvers.resolve(solver, also=["auto"])
-        self.gradient = gradients.resolve(gradient)
+        self.solver = None if solver == "auto" else SOLVERS.resolve(solver, also=["auto"])
+        self.gradient = GRADIENTS.resolve(gradient)
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
         self.outcomes = Outcomes(on_failure, "Equilibrium")
         self.adjoint_outcomes = Outcomes(on_failure, "Equilibrium, backward solve")

@@ -1,6 +1,7 @@
 """Activations as proximal maps: value, derivative, potential, conjugate and slopes; and a check for maps of any kind."""
 
 from equipoise.prox.activation import (
+    ACTIVATIONS,
     ELU,
     Activation,
     HardTanh,
@@ -11,13 +12,13 @@ from equipoise.prox.activation import (
     Softplus,
     SoftShrink,
     Tanh,
-    activations,
 )
 from equipoise.prox.check import ProxReport, is_proximal
 from equipoise.prox.matrix import MatrixActivation
 from equipoise.prox.resolve import activation, from_module
 
 __all__ = [
+    "ACTIVATIONS",
     "ELU",
     "Activation",
     "HardTanh",
@@ -31,7 +32,6 @@ __all__ = [
     "Softplus",
     "Tanh",
     "activation",
-    "activations",
     "from_module",
     "is_proximal",
 ]

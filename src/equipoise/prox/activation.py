@@ -20,6 +20,7 @@ from equipoise.core.registry import Registry
 from equipoise.prox.special import exponential_excess, log_cosh, sigmoid_integral, softplus_integral
 
 __all__ = [
+    "ACTIVATIONS",
     "ELU",
     "Activation",
     "HardTanh",
@@ -30,7 +31,6 @@ __all__ = [
     "SoftShrink",
     "Softplus",
     "Tanh",
-    "activations",
 ]
 
 
@@ -87,7 +87,7 @@ class Activation(ABC):
         return ""
 
 
-activations: Registry[Activation] = Registry("activation", Activation)  # type: ignore[type-abstract]
+ACTIVATIONS: Registry[Activation] = Registry("activation", Activation)  # type: ignore[type-abstract]
 """All activations by name."""
 
 
@@ -131,7 +131,7 @@ def _require_at_least_zero(owner: str, value: object, why: str) -> None:
 
 
 @final
-@activations.register("relu")
+@ACTIVATIONS.register("relu")
 @dataclass(frozen=True)
 class ReLU(Activation):
     """`s(a) = max(a, 0)`; `S(a) = max(a, 0)^2/2`; `S*(y) = y^2/2` for `y >= 0` (OptEq, eq. 4).
@@ -157,7 +157,7 @@ class ReLU(Activation):
 
 
 @final
-@activations.register("leaky_relu")
+@ACTIVATIONS.register("leaky_relu")
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
     """`s(a) = a` for `a > 0`, else `r a`; `S(a) = a s(a)/2`; `S*(y) = y^2/2` for `y >= 0`, else `y^2/(2 r)`.
@@ -193,7 +193,7 @@ class LeakyReLU(Activation):
 
 
 @final
-@activations.register("tanh")
+@ACTIVATIONS.register("tanh")
 @dataclass(frozen=True)
 class Tanh(Activation):
     """`s(a) = tanh a`; `S(a) = log cosh a`; `S*(y) = ((1+y) log(1+y) + (1-y) log(1-y))/2` for `|y| <= 1`."""
@@ -218,7 +218,7 @@ class Tanh(Activation):
 
 
 @final
-@activations.register("sigmoid")
+@ACTIVATIONS.register("sigmoid")
 @dataclass(frozen=True)
 class Sigmoid(Activation):
     """`s(a) = 1/(1 + e^-a)`; `S(a) = log(1 + e^a) - log 2`; `S*(y) = y log y + (1-y) log(1-y) + log 2` for `0 <= y <= 1`."""
@@ -243,7 +243,7 @@ class Sigmoid(Activation):
 
 
 @final
-@activations.register("softplus")
+@ACTIVATIONS.register("softplus")
 @dataclass(frozen=True)
 class Softplus(Activation):
     """`s(a) = log(1 + e^a)`; `S(a) = Li2(-1) - Li2(-e^a)`; `S*(y) = y a - S(a)` at `a = log(e^y - 1)` for `y >= 0`.
@@ -272,7 +272,7 @@ class Softplus(Activation):
 
 
 @final
-@activations.register("elu")
+@ACTIVATIONS.register("elu")
 @dataclass(frozen=True)
 class ELU(Activation):
     """`s(a) = a` for `a > 0`, else `r (e^a - 1)`; `S(a) = a^2/2` or `r (e^a - 1 - a)`.
@@ -310,7 +310,7 @@ class ELU(Activation):
 
 
 @final
-@activations.register("hard_tanh")
+@ACTIVATIONS.register("hard_tanh")
 @dataclass(frozen=True)
 class HardTanh(Activation):
     """`s(a) = min(max(a, -1), 1)`; `S(a) = a^2/2` for `|a| <= 1`, else `|a| - 1/2`; `S*(y) = y^2/2` for `|y| <= 1`."""
@@ -334,7 +334,7 @@ class HardTanh(Activation):
 
 
 @final
-@activations.register("soft_shrink")
+@ACTIVATIONS.register("soft_shrink")
 @dataclass(frozen=True)
 class SoftShrink(Activation):
     """`s(a) = sign(a) max(|a| - t, 0)`; `S(a) = max(|a| - t, 0)^2/2`; `S*(y) = y^2/2 + t |y|`.
@@ -366,7 +366,7 @@ class SoftShrink(Activation):
 
 
 @final
-@activations.register("identity")
+@ACTIVATIONS.register("identity")
 @dataclass(frozen=True)
 class Identity(Activation):
     """`s(a) = a`; `S(a) = a^2/2`; `S*(y) = y^2/2`."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from equipoise.prox.activation import (
+    ACTIVATIONS,
     ELU,
     Activation,
     HardTanh,
@@ -20,7 +21,6 @@ from equipoise.prox.activation import (
     Softplus,
     SoftShrink,
     Tanh,
-    activations,
 )
 
 __all__ = ["activation", "from_module"]
@@ -54,14 +54,14 @@ def activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor])
     """
     if isinstance(value, str):
         _refuse_negative(value)
-        return activations.resolve(value)
+        return ACTIVATIONS.resolve(value)
     if isinstance(value, Activation):
         if not value.admissible:
             raise ValueError(f"activation {type(value).__name__} is not admissible: {value.reason}.")
         return value
     if isinstance(value, nn.Module) or _is_module_class(value) or _function_name(value):
         return from_module(value)
-    return activations.resolve(value)  # type: ignore[arg-type]  # which refuses it
+    return ACTIVATIONS.resolve(value)  # type: ignore[arg-type]  # which refuses it
 
 
 def from_module(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation:

@@ -2,7 +2,7 @@
 
 from equipoise.solvers.accelerated import Accelerated
 from equipoise.solvers.anderson import Anderson
-from equipoise.solvers.base import Move, Point, Rule, Solution, Solver, Status, Stop, Trace, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solution, Solver, Status, Stop, Trace
 from equipoise.solvers.broyden import Broyden
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
@@ -13,6 +13,7 @@ from equipoise.solvers.solve import check_context, solve, unpack_solution
 
 __all__ = [
     "GMRES",
+    "SOLVERS",
     "Accelerated",
     "Affine",
     "Anderson",
@@ -37,6 +38,5 @@ __all__ = [
     "check_context",
     "run",
     "solve",
-    "solvers",
     "unpack_solution",
 ]

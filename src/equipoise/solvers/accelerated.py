@@ -8,14 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import Move, Point, Rule, Solver, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Accelerated"]
 
 
 @final
-@solvers.register("accelerated")
+@SOLVERS.register("accelerated")
 @dataclass(frozen=True)
 class Accelerated(Solver):
     """Accelerated gradient on the merit function of a symmetric cell (Nesterov, 1983), with restarts (O'Donoghue & Candes, 2015).

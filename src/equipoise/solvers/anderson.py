@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
 from equipoise.solvers.fixed_point import require_fraction
 from equipoise.solvers.problem import Problem
 
@@ -16,7 +16,7 @@ __all__ = ["Anderson"]
 
 
 @final
-@solvers.register("anderson")
+@SOLVERS.register("anderson")
 @dataclass(frozen=True)
 class Anderson(Solver):
     """Mix the last `memory` values of the map so that the mixed residual is smallest (type II; Walker & Ni, 2011).

@@ -17,7 +17,7 @@ from equipoise.core.tree import Tree
 if TYPE_CHECKING:
     from equipoise.solvers.problem import Problem
 
-__all__ = ["Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace", "solvers"]
+__all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace"]
 
 
 class Status(IntEnum):
@@ -204,5 +204,5 @@ class Solver(ABC):
         """Return fresh working memory for a solve of `problem` from `z`, where the map is `f`."""
 
 
-solvers: Registry[Solver] = Registry("solver", Solver)  # type: ignore[type-abstract]
+SOLVERS: Registry[Solver] = Registry("solver", Solver)  # type: ignore[type-abstract]
 """All solvers by name."""

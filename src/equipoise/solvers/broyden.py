@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Broyden"]
 
 
 @final
-@solvers.register("broyden")
+@SOLVERS.register("broyden")
 @dataclass(frozen=True)
 class Broyden(Solver):
     """Good Broyden method on `g(z) = f(z) - z` from the model Jacobian `-I` (Broyden, 1965; Kelley, 1995, section 7.3).

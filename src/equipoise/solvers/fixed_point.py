@@ -8,14 +8,14 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import Move, Point, Rule, Solver, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
 __all__ = ["FixedPoint"]
 
 
 @final
-@solvers.register("fixed_point")
+@SOLVERS.register("fixed_point")
 @dataclass(frozen=True)
 class FixedPoint(Solver):
     """`z <- z + damping (f(z) - z)` (Picard; damped: Krasnoselskii, 1955, and Mann, 1953).

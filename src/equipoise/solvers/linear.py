@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import Move, Point, Rule, Solver, require_count, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
 from equipoise.solvers.problem import Affine, Problem
 
 __all__ = ["GMRES", "BiCGStab", "ConjugateGradient", "Neumann"]
@@ -34,7 +34,7 @@ class _Krylov(Rule):
 
 
 @final
-@solvers.register("conjugate_gradient")
+@SOLVERS.register("conjugate_gradient")
 @dataclass(frozen=True)
 class ConjugateGradient(Solver):
     """Conjugate gradient on `(I - J) v = g` with `J` symmetric and `I - J` positive definite (Hestenes & Stiefel, 1952)."""
@@ -75,7 +75,7 @@ class _Conjugate(_Krylov):
 
 
 @final
-@solvers.register("bicgstab")
+@SOLVERS.register("bicgstab")
 @dataclass(frozen=True)
 class BiCGStab(Solver):
     """Stabilised bi-conjugate gradient on `(I - J) v = g` (van der Vorst, 1992): two products a step, fixed memory."""
@@ -124,7 +124,7 @@ class _Stabilised(_Krylov):
 
 
 @final
-@solvers.register("gmres")
+@SOLVERS.register("gmres")
 @dataclass(frozen=True)
 class GMRES(Solver):
     """Generalised minimal residual on `(I - J) v = g`, restarted (Saad & Schultz, 1986).
@@ -193,7 +193,7 @@ class _Minimal(_Krylov):
 
 
 @final
-@solvers.register("neumann")
+@SOLVERS.register("neumann")
 @dataclass(frozen=True)
 class Neumann(Solver):
     """The series `v = g + J g + J^2 g + ...`, one term a step; `max_steps` truncates it (Lorraine et al., 2020)."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
-from equipoise.solvers.base import Move, Point, Rule, Solver, Stop, require_count, solvers
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, Stop, require_count
 from equipoise.solvers.linear import GMRES, ConjugateGradient
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Linearization, Problem
@@ -18,7 +18,7 @@ __all__ = ["Newton"]
 
 
 @final
-@solvers.register("newton")
+@SOLVERS.register("newton")
 @dataclass(frozen=True)
 class Newton(Solver):
     """Solve `(I - J) d = f(z) - z` roughly and go along `d` (Qi & Sun, 1993; inexact: Dembo, Eisenstat & Steihaug, 1982).

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.solvers.base import Solution, Solver, Stop, Trace, solvers
+from equipoise.solvers.base import SOLVERS, Solution, Solver, Stop, Trace
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Equation, MapProblem
 
@@ -76,7 +76,7 @@ def solve(
         trace: Whether to keep the path in `Solution.trace`.
     """
     layout = Layout(z0, coupled=coupled)
-    chosen = solvers.resolve(solver)
+    chosen = SOLVERS.resolve(solver)
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
