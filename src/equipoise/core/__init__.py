@@ -4,7 +4,7 @@ from equipoise.core.denormal import flush_denormals
 from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import Registry, choose
-from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory
+from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory, to_numpy
 from equipoise.core.weights import Weights, stranger
 
 __all__ = [
@@ -25,4 +25,5 @@ __all__ = [
     "row_norm",
     "shares_memory",
     "stranger",
+    "to_numpy",
 ]

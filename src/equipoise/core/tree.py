@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm", "shares_memory"]
+__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm", "shares_memory", "to_numpy"]
 
 Tree = Any
 """One tensor, or tuples, lists and dictionaries of trees; a context may also hold `None` and `Shared` leaves."""
@@ -176,6 +177,12 @@ def _outline(tree: Tree) -> Any:
     if isinstance(tree, tuple | list):
         return (type(tree), [_outline(value) for value in tree])
     return None if tree is None else Tensor
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """The values of a tensor; on a CPU, its memory."""
+    array: np.ndarray = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
+    return array
 
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:

@@ -113,7 +113,8 @@ class _Linear(_Task):
         )
         unit = _unit(d)
         d = d if unit is None else d / unit
-        solution = run(Affine(problem, z, local, d, transpose=self.transpose), torch.zeros_like(d), solver, stop, f=d)
+        start = d.new_zeros(1, 1).expand_as(d)  # from zero, where the map is known; and zero takes no memory
+        solution = run(Affine(problem, z, local, d, transpose=self.transpose), start, solver, stop, f=d)
         plan.report_adjoint(solution, stop)
         value: Tensor = solution.value
         failed = ~solution.converged

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.tree import to_numpy
 from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
 from equipoise.solvers.fixed_point import require_fraction
 from equipoise.solvers.problem import Problem
@@ -53,32 +55,37 @@ class _Mix(Rule):
     """
 
     def __init__(self, solver: Anderson, z: Tensor) -> None:
-        samples, width = z.shape
         limits = torch.finfo(z.dtype)
         self.damping = solver.damping
         self.memory = solver.memory
+        self.plain_rate = solver.plain_rate
         self.smallest = limits.tiny
         self.diagonal = 1 + solver.memory * limits.eps
         self.count = 0
+        self.slow = np.full(len(z), self.plain_rate == 0)  # samples that are mixed
+        self.before: np.ndarray | None = None
+        self.values = self.gaps = self.gram = self.inverse = z.new_empty(0)
+
+    def _all_plain(self, size: np.ndarray) -> bool:
+        """Note which samples have become slow; whether none has, so that there is nothing to mix."""
+        if self.before is not None:
+            self.slow |= ~(size <= self.plain_rate * self.before)
+        self.before = size
+        return not self.slow.any()
+
+    def _allocate(self, z: Tensor) -> None:
+        samples, width = z.shape
         self.values = z.new_zeros(samples, self.memory, width)
         self.gaps = z.new_zeros(samples, self.memory, width)
         self.gram = torch.eye(self.memory, dtype=z.dtype, device=z.device).repeat(samples, 1, 1)
         self.inverse = z.new_zeros(samples, self.memory)
-        self.plain_rate = solver.plain_rate
-        self.mixing = torch.full((samples,), self.plain_rate == 0, device=z.device)
-        self.before: Tensor | None = None
-
-    def _all_plain(self, size: Tensor) -> bool:
-        """Note which samples have become slow; whether none has, so that there is nothing to mix."""
-        if self.before is not None:
-            self.mixing |= ~(size <= self.plain_rate * self.before)
-        self.before = size
-        return not bool(self.mixing.any())
 
     def advance(self, at: Point) -> Move:
         value = at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
-        if self.memory == 1 or (self.plain_rate and self._all_plain(at.size)):
+        if self.memory == 1 or (self.plain_rate and self._all_plain(to_numpy(at.size))):
             return Move(value)
+        if self.count == 0:
+            self._allocate(at.z)
         place = self.count % self.memory
         self.count += 1
         inverse = at.size.clamp_min(self.smallest).reciprocal_()
@@ -86,7 +93,8 @@ class _Mix(Rule):
         self.gaps[:, place] = unit
         self.values[:, place] = value
         if self.plain_rate:
-            self.inverse *= self.mixing.unsqueeze(1)  # nothing but the present counts for samples that go plainly
+            slow = torch.from_numpy(self.slow).to(self.inverse.device)
+            self.inverse *= slow.unsqueeze(1)  # nothing but the present counts for samples that go plainly
         self.inverse[:, place] = inverse
         products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
         products[:, place] = self.diagonal
@@ -100,6 +108,9 @@ class _Mix(Rule):
         return Move(torch.bmm(share.unsqueeze(1), self.values).squeeze(1))
 
     def take(self, problem: Problem, rows: Tensor) -> None:
-        self.values, self.gaps = self.values[rows], self.gaps[rows]
-        self.gram, self.inverse, self.mixing = self.gram[rows], self.inverse[rows], self.mixing[rows]
-        self.before = None if self.before is None else self.before[rows]
+        if self.count:
+            self.values, self.gaps = self.values[rows], self.gaps[rows]
+            self.gram, self.inverse = self.gram[rows], self.inverse[rows]
+        chosen = to_numpy(rows)
+        self.slow = self.slow[chosen]
+        self.before = None if self.before is None else self.before[chosen]

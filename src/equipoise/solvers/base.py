@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from equipoise.core.registry import Registry
-from equipoise.core.tree import Tree
+from equipoise.core.tree import Tree, row_norm
 
 if TYPE_CHECKING:
     from equipoise.solvers.problem import Problem
@@ -142,20 +143,34 @@ class Solution:
         )
 
 
-class Point(NamedTuple):
-    """Where a solve is.
+class Point:
+    """Where a solve is; what nobody asks for is not computed.
 
-    Attributes:
+    Args:
         z: The iterate, shape (samples, width).
         f: The map at `z`.
-        gap: `f - z`.
-        size: Length of each row of `gap`, shape (samples,).
+        gap: `f - z`, where it is known.
     """
 
-    z: Tensor
-    f: Tensor
-    gap: Tensor
-    size: Tensor
+    def __init__(self, z: Tensor, f: Tensor, gap: Tensor | None = None) -> None:
+        self.z = z
+        self.f = f
+        if gap is not None:
+            self.gap = gap
+
+    @cached_property
+    def gap(self) -> Tensor:
+        """`f - z`."""
+        return self.f - self.z
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Length of each row of `gap`, shape (samples,)."""
+        return row_norm(self.gap)
+
+    def take(self, rows: Tensor) -> Point:
+        """Return some samples of the point."""
+        return Point(self.z.index_select(0, rows), self.f.index_select(0, rows), self.gap.index_select(0, rows))
 
 
 class Move(NamedTuple):

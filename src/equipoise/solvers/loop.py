@@ -65,17 +65,16 @@ def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | 
     predicted: Tensor | None = None
     stuck: Tensor | None = None
     for step in range(stop.max_steps + 1):
-        gap = f - z if predicted is None else predicted
-        at = Point(z, f, gap, row_norm(gap))
+        at = Point(z, f, predicted)
         if step % every == 0 or step == stop.max_steps:
             keep = watch.look(step, problem, at, stuck)
             if keep is not None:
                 if not keep.numel():
                     break
-                problem, at = problem.take(keep), Point(*(part.index_select(0, keep) for part in at))
+                problem, at = problem.take(keep), at.take(keep)
                 rule.take(problem, keep)
         z, known, predicted, stuck = rule.advance(at)
-        del at, gap  # with the next line: what the rule does not keep is free before the next evaluation
+        del at  # with the next line: what the rule does not keep is free before the next evaluation
         f = z  # near enough for rules that predict the gap: only the scale comes from it, and the end is verified
         if predicted is None:
             f = problem(z) if known is None else known

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_norm
+from equipoise.core.tree import row_norm, to_numpy
 from equipoise.solvers.base import Point, Solution, Status, Stop, Trace
 from equipoise.solvers.problem import Problem
 
@@ -20,11 +20,6 @@ LONGEST = 1000
 """Residuals of a sample kept at most, to tell growth from standstill."""
 FEW = 4
 """Up to this many samples, plain Python numbers are faster than arrays."""
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    array: np.ndarray = (tensor if tensor.is_cpu else tensor.cpu()).numpy()
-    return array
 
 
 def _all(mask: np.ndarray) -> bool:
@@ -77,12 +72,12 @@ class Watch:
         norm = problem.scale(at.f)
         if self.few and stuck is None and 0 < step < stop.max_steps and self._on_their_way(at, norm):
             return None
-        residual, scale = _numpy(at.size), _numpy(norm)
+        residual, scale = to_numpy(at.size), to_numpy(norm)
         if self.quick is not None:
             self.best, self.best_scale = np.array(self.quick[0]), np.array(self.quick[1])
             self.mark, self.quick = self.best, None
         if step == 0:
-            self.limit = stop.growth * np.maximum(np.maximum(residual, scale), _numpy(row_norm(z))).astype(float)
+            self.limit = stop.growth * np.maximum(np.maximum(residual, scale), to_numpy(row_norm(z))).astype(float)
         self._remember(residual)
         if self.path is not None:
             self._record(z, residual, scale)
@@ -95,7 +90,10 @@ class Watch:
         if every_one_fell:
             self.best, self.best_scale, self.best_z = residual, scale, z
             self.mark, self.improved = residual, self.looks
-            if stuck is None and not self.idle and step < stop.max_steps and _all(residual > target):
+            waiting = residual > target
+            if self.idle:
+                waiting |= ~self.going
+            if stuck is None and step < stop.max_steps and _all(waiting):
                 return None  # the common case: every sample is on its way
 
         # An iterate that has run far away makes any residual relatively small; infinity is not less than itself.
@@ -105,7 +103,7 @@ class Watch:
             self._keep_best(z, residual, scale, fell, converged)
         tired = self.looks - self.improved >= self.patience
         if stuck is not None:
-            tired = tired | _numpy(stuck)
+            tired = tired | to_numpy(stuck)
         over = converged | far | tired | (step == stop.max_steps)
         over &= self.going
         if not over.any():
