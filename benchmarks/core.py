@@ -230,7 +230,7 @@ def peak_memory(solver: str, steps: int) -> float:
 
 def memory() -> list[str]:
     lines = []
-    for solver, steps in (("auto", 10), ("auto", 200), ("anderson", 10), ("anderson", 200), ("unrolled", 50)):
+    for solver, steps in (("accelerated", 10), ("accelerated", 200), ("anderson", 10), ("anderson", 200), ("unrolled", 50)):
         kind = "Unrolled" if solver == "unrolled" else f"Implicit, {solver} forward"
         lines.append(f"| {kind} | {steps} | {peak_memory(solver, steps):.0f} |")
         print(lines[-1], flush=True)
