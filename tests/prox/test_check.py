@@ -245,3 +245,17 @@ def test_is_proximal_refuses_bad_arguments(arguments: dict[str, object], message
 def test_is_proximal_refuses_a_map_to_another_space() -> None:
     with pytest.raises(ValueError, match=r"^is_proximal\.function must keep the shape \(64, 3\); got \(64, 2\)\.$"):
         is_proximal(lambda z: z[:, :2], 3)
+
+
+def test_is_proximal_refutes_a_layer_in_stretched_coordinates() -> None:
+    W = torch.randn(5, 4, dtype=torch.float64)
+    W /= torch.linalg.matrix_norm(W, 2)
+
+    def layer(z: Tensor) -> Tensor:
+        return torch.relu(z @ W.T + 0.3) @ W
+
+    stretch = torch.tensor([2.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    assert is_proximal(lambda z: layer(2 * z) / 2, points(4))
+    report = is_proximal(lambda z: layer(stretch * z) / stretch, points(4))
+    assert not report
+    assert report.asymmetry > 0.01
