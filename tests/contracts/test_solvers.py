@@ -512,3 +512,13 @@ def test_tree_is_returned_as_the_tree_it_was():
     assert set(found) == {"first", "rest"}
     assert isinstance(found["rest"], tuple)
     assert found["rest"][0].shape == (4, 2, 2)
+
+
+@pytest.mark.parametrize("name", ["anderson", "broyden", "fixed_point", "newton"])
+def test_solver_leaves_a_point_where_the_residual_is_only_locally_smallest(name):
+    # At c = 0.4 the lower branch of z = tanh(1.6 z + c) has just vanished; the residual is smallest there, but not zero.
+    context = torch.full((1, 1), 0.4, dtype=torch.float64)
+    start = torch.full((1, 1), -0.75, dtype=torch.float64)
+    solution = solve(lambda z, c: torch.tanh(1.6 * z + c), start, name, Stop(1e-8, max_steps=200), context=context)
+    assert solution.converged.all()
+    assert float(solution.value) > 0.9

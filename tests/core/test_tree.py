@@ -162,9 +162,7 @@ def test_layout_refuses_a_state_without_tensors() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float16])
 def test_layout_refuses_numbers_that_are_not_real_floats(dtype: torch.dtype) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
-    ):
+    with pytest.raises(ValueError, match=rf"^The state must be float32 or float64; got {dtype}\."):
         Layout(torch.zeros(2, 3, dtype=dtype))
 
 

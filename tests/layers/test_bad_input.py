@@ -125,7 +125,7 @@ def test_nonfinite_input_fails_alone_and_is_reported(bad: float, solver: str) ->
     layer = Equilibrium(cell, solver, tolerance=1e-10)
     sentence = (
         r"^Equilibrium: 1 of 5 samples met NaN or infinity \(worst relative residual .* after \d+ steps\): "
-        r"look for NaN or infinity in the input and the weights, or lower the learning rate\.$"
+        r"look for NaN or infinity in the input and the weights, bound the cell's growth, or lower the learning rate\.$"
     )
     with pytest.warns(ConvergenceWarning, match=sentence) as caught:
         z = layer(x)
@@ -279,7 +279,7 @@ def test_unknown_keywords_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("cell", [nn.Linear(3, 3), TanhCell, lambda z: z, None])
 def test_cell_must_be_a_cell(cell: Any) -> None:
-    sentence = rf"^Equilibrium.cell must be a Cell; got {type(cell).__name__}\. For a plain function use equipoise.solve\.$"
+    sentence = rf"^Equilibrium.cell must be a Cell; got {type(cell).__name__}\. (For a plain function|Write TanhCell\(...\)).*\.$"
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(cell)
 
@@ -295,10 +295,10 @@ def test_context_must_be_batch_first() -> None:
         def initial(self, x: Tensor, context: Any) -> Tensor:
             return torch.zeros_like(x)
 
-    sentence = r"^The context must be batch first like the state; got shape \(3, 3\) for a batch of 5\. Wrap .* in Shared\.$"
+    sentence = r"^State and context must be batch first with one batch size; got a state of 5 samples .* \(3, 3\)\. .* in Shared\.$"
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(Turned(torch.zeros(3, 3)))(torch.randn(5, 3))
-    with pytest.raises(ValueError, match=r"got shape \(\) for a batch of 5\."):
+    with pytest.raises(ValueError, match=r"a context of shape \(\)\."):
         solve(lambda z, c: z * c, torch.zeros(5, 3), context=torch.tensor(0.5))
 
 
@@ -322,7 +322,10 @@ def test_start_must_be_defined_for_a_tree_of_contexts(context: Any, x: Tensor) -
 
 
 def test_start_of_another_batch_is_refused(x: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"^The context must be batch first like the state; got shape \(5, 4\) for a batch of 4\."):
+    with pytest.raises(
+        ValueError,
+        match=r"got a state of 4 samples and a context of shape \(5, 4\)\.",
+    ):
         Equilibrium(TanhCell())(x, torch.zeros(4, 4, dtype=FLOAT))
 
 
@@ -342,13 +345,9 @@ def test_start_of_another_dtype_is_refused(x: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
 def test_state_must_be_real_floating_point(dtype: torch.dtype, x: Tensor) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
-    ):
+    with pytest.raises(ValueError, match=rf"^The state must be float32 or float64; got {dtype}\."):
         Equilibrium(TanhCell())(x, torch.zeros(5, 4, dtype=dtype))
-    with pytest.raises(
-        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast\.$"
-    ):
+    with pytest.raises(ValueError, match=rf"^The state must be float32 or float64; got {dtype}\."):
         solve(lambda z: z, torch.zeros(5, 4, dtype=dtype))
 
 
@@ -391,3 +390,35 @@ def test_refusals_come_without_warnings(x: Tensor) -> None:
         with pytest.raises(ValueError, match="Accelerated"):
             Equilibrium(TanhCell(), "accelerated")(x)
     assert caught == []
+
+
+@pytest.mark.parametrize("change", [lambda z, c: z.mul_(0.5).add_(c), lambda z, c: torch.tanh(0.5 * z + c.add_(0.1))])
+def test_step_that_writes_in_place_is_refused(change) -> None:
+    with pytest.raises(ValueError, match=r"^A step must not change its state or context in place"):
+        solve(change, torch.zeros(3, 2), context=torch.ones(3, 2))
+
+    class Writing(TanhCell):
+        def step(self, z: Tensor, context: Tensor) -> Tensor:
+            return change(z, context)
+
+    with pytest.raises(ValueError, match=r"^A step must not change its state or context in place"), torch.no_grad():
+        Equilibrium(Writing())(torch.randn(5, 3, dtype=FLOAT))
+
+
+def test_batch_normalisation_needs_a_coupled_cell() -> None:
+    class Normed(TanhCell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(4, dtype=FLOAT)
+
+        def step(self, z: Tensor, context: Tensor) -> Tensor:
+            return 0.1 * self.norm(super().step(z, context))
+
+    x = torch.randn(5, 3, dtype=FLOAT)
+    layer = Equilibrium(Normed())
+    with pytest.raises(ValueError, match=r"^Normed.coupled must be True for batch normalisation in training mode"):
+        layer(x)
+    assert layer.eval()(x).shape == (5, 4)
+    coupled = Normed()
+    coupled.coupled = True
+    assert Equilibrium(coupled)(x).shape == (5, 4)

@@ -85,7 +85,8 @@ class Layout:
         first = leaves[0]
         for leaf in leaves:
             if leaf.dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"The state must be float32 or float64; got {leaf.dtype}. For lower precision use torch.autocast.")
+                hint = " For lower precision use torch.autocast." if leaf.dtype.is_floating_point else ""
+                raise ValueError(f"The state must be float32 or float64; got {leaf.dtype}.{hint}")
             if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
                 raise ValueError(
                     "The state must be batch first, with one batch size for all of its tensors; "

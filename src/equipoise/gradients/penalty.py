@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from equipoise.core.errors import ConvergenceWarning
 from equipoise.core.tree import Layout, Tree, row_norm
 from equipoise.solvers.base import require_count
 from equipoise.solvers.problem import linearize_by_autograd
@@ -83,9 +85,11 @@ def spectral_radius(
         if k % 10 == 9 or k == max_steps - 1:
             before, radius = radius, _dominant(v, once, jvp(once))
             if bool(((radius - before).abs() <= tolerance * radius).all()):
-                break
+                return radius
         size = row_norm(once)[:, None]
         v = torch.where(size > 0, once / torch.where(size > 0, size, 1.0), v)
+    message = f"spectral_radius: still changing after {max_steps} products; eigenvalues of nearly equal size need more max_steps."
+    warnings.warn(message, ConvergenceWarning, stacklevel=2)
     return radius
 
 

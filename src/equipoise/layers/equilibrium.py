@@ -58,7 +58,9 @@ class Equilibrium(nn.Module):
         super().__init__()
         given: object = cell
         if not isinstance(given, Cell):
-            hint = "Compile with cell.compile()." if hasattr(given, "_orig_mod") else "For a plain function use equipoise.solve."
+            hint = "For a plain function use equipoise.solve."
+            hint = "Compile with cell.compile()." if hasattr(given, "_orig_mod") else hint
+            hint = f"Write {given.__name__}(...)." if isinstance(given, type) else hint
             raise ValueError(f"Equilibrium.cell must be a Cell; got {type(given).__name__}. {hint}")
         if stop is not None and (tolerance, max_steps) != (TOLERANCE, MAX_STEPS):
             raise ValueError("Equilibrium.stop must be given without tolerance and max_steps, which it contains; got both.")
@@ -107,6 +109,7 @@ class Equilibrium(nn.Module):
         return lambda z: self.cell(z, context)
 
     def _solve(self, structure: Structure, start: Tree, lower: torch.dtype | None, trace: bool) -> Tree:
+        self._refuse_coupling()
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = Weights(self.cell)
@@ -135,6 +138,15 @@ class Equilibrium(nn.Module):
         )
         value = self.gradient.attach(plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors])
         return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
+
+    def _refuse_coupling(self) -> None:
+        """Refuse batch normalisation by batch statistics in a cell that does not declare that its samples are coupled."""
+        for module in () if self.cell.coupled else self.cell.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+                raise ValueError(
+                    f"{type(self.cell).__name__}.coupled must be True for batch normalisation in training mode, which makes "
+                    "samples depend on each other; got False. Set it, or use GroupNorm or LayerNorm, or call eval()."
+                )
 
     def _inspect(self, recorded: Tensor, known: Sequence[Tensor]) -> None:
         """Refuse, once, a step whose gradient would silently lack a tensor."""

@@ -62,7 +62,9 @@ class _Mix(Rule):
         self.smallest = limits.tiny
         self.diagonal = 1 + solver.memory * limits.eps
         self.count = 0
-        self.slow = np.full(len(z), self.plain_rate == 0)  # samples that are mixed
+        self.slow = np.full(len(z), self.plain_rate == 0)  # samples for which plain steps are too slow
+        self.resting = np.zeros(len(z), dtype=bool)  # samples that mixing has not helped lately
+        self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self.values = self.gaps = self.gram = self.inverse = z.new_empty(0)
 
@@ -72,6 +74,15 @@ class _Mix(Rule):
             self.slow |= ~(size <= self.plain_rate * self.before)
         self.before = size
         return not self.slow.any()
+
+    def _rest(self, size: np.ndarray) -> None:
+        """Let samples whose residual has not fallen by a tenth go plainly for `memory` steps, with their past forgotten.
+
+        Mixing goes to where the residual is smallest nearby, which need not be an equilibrium.
+        """
+        if self.mark is not None:
+            self.resting = ~(size < 0.9 * self.mark) & ~self.resting
+        self.mark = size
 
     def _allocate(self, z: Tensor) -> None:
         samples, width = z.shape
@@ -86,15 +97,18 @@ class _Mix(Rule):
             return Move(value)
         if self.count == 0:
             self._allocate(at.z)
+        if self.count % self.memory == 0:
+            self._rest(to_numpy(at.size))
         place = self.count % self.memory
         self.count += 1
         inverse = at.size.clamp_min(self.smallest).reciprocal_()
         unit = at.gap * inverse.unsqueeze(1)
         self.gaps[:, place] = unit
         self.values[:, place] = value
-        if self.plain_rate:
-            slow = torch.from_numpy(self.slow).to(self.inverse.device)
-            self.inverse *= slow.unsqueeze(1)  # nothing but the present counts for samples that go plainly
+        mixing = self.slow & ~self.resting
+        if not mixing.all():
+            # Nothing but the present counts for samples that go plainly.
+            self.inverse *= torch.from_numpy(mixing).to(self.inverse.device).unsqueeze(1)
         self.inverse[:, place] = inverse
         products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
         products[:, place] = self.diagonal
@@ -112,5 +126,6 @@ class _Mix(Rule):
             self.values, self.gaps = self.values[rows], self.gaps[rows]
             self.gram, self.inverse = self.gram[rows], self.inverse[rows]
         chosen = to_numpy(rows)
-        self.slow = self.slow[chosen]
+        self.slow, self.resting = self.slow[chosen], self.resting[chosen]
+        self.mark = None if self.mark is None else self.mark[chosen]
         self.before = None if self.before is None else self.before[chosen]

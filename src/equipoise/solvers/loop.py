@@ -60,7 +60,10 @@ def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | 
     if z.numel() == 0:
         return watch.solution()
     if f is None:
+        versions = [tensor._version for tensor in (z, *problem.fixed)]
         f = problem(z)
+        if versions != [tensor._version for tensor in (z, *problem.fixed)]:
+            raise ValueError("A step must not change its state or context in place; got one that does. Write z + 1, not z.add_(1).")
     rule = solver.start(problem, z, f)
     predicted: Tensor | None = None
     stuck: Tensor | None = None

@@ -16,6 +16,9 @@ from equipoise.solvers.problem import Affine, Linearization, Problem
 
 __all__ = ["Newton"]
 
+REST = 5
+"""Plain steps that a sample takes after a line search that failed."""
+
 
 @final
 @SOLVERS.register("newton")
@@ -24,7 +27,7 @@ class Newton(Solver):
     """Solve `(I - J) d = f(z) - z` roughly and go along `d` (Qi & Sun, 1993; inexact: Dembo, Eisenstat & Steihaug, 1982).
 
     The inner solver is conjugate gradient for symmetric cells and GMRES otherwise. The step is halved until the residual falls
-    enough; where it never does, the plain step `f(z)` is tried, and where that fails too the sample has stalled.
+    enough; where it never does, plain steps `f(z)` are taken for a while, since the residual may have to rise before it can fall.
 
     Args:
         forcing: Relative residual of the inner solves.
@@ -53,30 +56,37 @@ class _Search(Rule):
         self.inner: Solver = ConjugateGradient() if problem.symmetric else GMRES()
         self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
         self.local: Linearization | None = None
+        self.rest: Tensor | None = None  # plain steps that each sample has still to take, as a column
 
     def advance(self, at: Point) -> Move:
         z, gap = at.z, at.gap
+        rest = torch.zeros_like(at.size[:, None]) if self.rest is None else self.rest
+        resting = rest > 0
+        if bool(resting.all()):
+            self.local, self.rest = None, rest - 1
+            return Move(at.f)
         local = self.local or self.problem.linearize(z)
         system = Affine(self.problem, z, local, gap, transpose=False)
         direction = run(system, torch.zeros_like(z), self.inner, self.stop, f=gap).value
+        direction = torch.where(resting, gap, direction)
         before = at.size[:, None]
         length = torch.ones_like(before)
-        for trial in range(self.solver.halvings + 2):
+        for _ in range(self.solver.halvings + 1):
             next_z = torch.addcmul(z, direction, length)
             local = self.problem.linearize(next_z)
             after = row_norm(local.value - next_z)[:, None]
-            good = after <= (1 - 1e-4 * length) * before
-            if trial == self.solver.halvings + 1 or bool(good.all()):
+            good = resting | (after <= (1 - 1e-4 * length) * before)
+            if bool(good.all()):
                 break
             length = torch.where(good, length, length / 2)
-            if trial == self.solver.halvings:
-                # The last trial is the plain step, which never increases the residual of a nonexpansive map.
-                direction = torch.where(good, direction, gap)
-                length = torch.where(good, length, 1.0)
-        self.local = local
-        return Move(next_z, local.value, stuck=None if bool(good.all()) else ~good.squeeze(1))
+        else:
+            next_z = torch.where(good, next_z, at.f)
+            local = self.problem.linearize(next_z)
+        self.local, self.rest = local, torch.where(good, rest - 1, float(REST))
+        return Move(next_z, local.value)
 
     def take(self, problem: Problem, rows: Tensor) -> None:
         self.problem = problem
         if self.local is not None:
             self.local = self.local.take(rows) if self.local.take else None
+        self.rest = None if self.rest is None else self.rest[rows]

@@ -17,9 +17,9 @@ OnFailure = Literal["raise", "warn", "ignore"]
 
 REMEDY = {
     Status.MAX_STEPS: "raise max_steps, loosen tolerance, or try solver 'newton'",
-    Status.STALLED: "loosen tolerance, use float64, add damping, or try solver 'newton'",
+    Status.STALLED: "try solver 'fixed_point' or 'broyden', add damping, loosen tolerance, and see that the step is not random",
     Status.DIVERGED: "bound the norm of the cell's Jacobian below 1, or try solver 'anderson' or 'newton'",
-    Status.NONFINITE: "look for NaN or infinity in the input and the weights, or lower the learning rate",
+    Status.NONFINITE: "look for NaN or infinity in the input and the weights, bound the cell's growth, or lower the learning rate",
 }
 VERB = {
     Status.MAX_STEPS: "did not converge",
@@ -41,7 +41,7 @@ def describe(solution: Solution, stop: Stop) -> str:
     steps = int(solution.steps.max())
     remedy = REMEDY[max(failed)]
     eps = torch.finfo(solution.residual.dtype).eps
-    if max(failed) in (Status.STALLED, Status.MAX_STEPS) and stop.tolerance < 10 * eps:
+    if max(failed) in (Status.STALLED, Status.MAX_STEPS) and stop.tolerance < 10 * eps and worst < 1000 * eps:
         remedy = f"a tolerance of {stop.tolerance:.0e} is at the limit of {solution.residual.dtype}: loosen it or use float64"
     return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {remedy}."
 

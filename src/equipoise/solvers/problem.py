@@ -113,12 +113,14 @@ class Problem(ABC):
         symmetric: Whether the Jacobian is symmetric positive semidefinite.
         affine: Whether the map is affine.
         droppable: Whether samples may leave the batch.
+        fixed: Tensors that evaluating must not change.
         work: Evaluations and Jacobian products so far, shared with the problems taken from this one.
     """
 
     symmetric: bool = False
     affine: bool = False
     droppable: bool = True
+    fixed: Sequence[Tensor] = ()
     work: Work
 
     @abstractmethod
@@ -159,6 +161,7 @@ class MapProblem(Problem):
         self.args = args
         self.symmetric = equation.symmetric
         self.droppable = equation.droppable
+        self.fixed = [arg for place, arg in enumerate(args) if place not in equation.written]
         self.work = work or Work()
         self._step = equation.bind(args)
 

@@ -44,8 +44,8 @@ def check_context(structure: Structure, layout: Layout) -> None:
             raise ValueError(f"The state must be on the device of the context; got {layout.device} and {leaf.device}.")
         if not shared and (leaf.dim() == 0 or leaf.shape[0] != layout.batch):
             raise ValueError(
-                f"The context must be batch first like the state; got shape {tuple(leaf.shape)} for a batch of {layout.batch}. "
-                "Wrap a tensor that belongs to the whole batch in Shared."
+                f"State and context must be batch first with one batch size; got a state of {layout.batch} samples and a context "
+                f"of shape {tuple(leaf.shape)}. Check z0, or wrap a tensor that belongs to the whole batch in Shared."
             )
 
 
