@@ -630,3 +630,14 @@ def test_small_step_does_not_pass_for_a_small_residual() -> None:
         z = layer(x)
     assert z.abs().max() < 1e-3
     assert layer.last.residual > 0.99
+
+
+def test_convolution_bound_bounds_the_true_operator() -> None:
+    kernel = torch.ones(3, 3, 3, 3, dtype=torch.float64)
+    images = torch.eye(3 * 8 * 8, dtype=torch.float64).view(-1, 3, 8, 8)
+
+    def norm(weight: Tensor) -> float:
+        return torch.linalg.matrix_norm(torch.nn.functional.conv2d(images, weight, padding=1).flatten(1), 2).item()
+
+    assert norm(kernel / torch.linalg.matrix_norm(kernel.flatten(1), 2)) > 1.6  # what normalising the reshaped kernel leaves
+    assert norm(kernel / equipoise.convolution_bound(kernel)) <= 1

@@ -1,6 +1,6 @@
 """Equilibrium networks: layers whose output is the solution of `z = f(z, x)`."""
 
-from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
+from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, convolution_bound, flush_denormals
 from equipoise.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, spectral_radius
 from equipoise.layers import Cell, Equilibrium
 from equipoise.solvers import (
@@ -50,6 +50,7 @@ __all__ = [
     "Stop",
     "Trace",
     "Unrolled",
+    "convolution_bound",
     "flush_denormals",
     "frobenius_penalty",
     "solve",
