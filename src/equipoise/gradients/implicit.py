@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -58,7 +59,7 @@ def find(task: _Task, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
     return result
 
 
-class _Task:
+class _Task(ABC):
     """An equation that knows how to solve itself and what its linearised equations are."""
 
     equation: Equation
@@ -67,8 +68,9 @@ class _Task:
         self.plan = plan
         self.settings = settings
 
+    @abstractmethod
     def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        raise NotImplementedError
+        """Return the solution without recording gradients."""
 
     def linearised(self, *, transpose: bool) -> _Linear:
         return _Linear(self, transpose)

@@ -180,13 +180,11 @@ class Move(NamedTuple):
         z: The next iterate, shape (samples, width).
         f: The map at `z`, if the rule evaluated it.
         gap: `f(z) - z`, if the rule has it from a recurrence. Without `f` and `gap` the loop evaluates the map.
-        stuck: Samples that the rule cannot improve any more, if any, shape (samples,).
     """
 
     z: Tensor
     f: Tensor | None = None
     gap: Tensor | None = None
-    stuck: Tensor | None = None
 
 
 class Rule(ABC):

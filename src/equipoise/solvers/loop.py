@@ -66,17 +66,16 @@ def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | 
             raise ValueError("A step must not change its state or context in place; got one that does. Write z + 1, not z.add_(1).")
     rule = solver.start(problem, z, f)
     predicted: Tensor | None = None
-    stuck: Tensor | None = None
     for step in range(stop.max_steps + 1):
         at = Point(z, f, predicted)
         if step % every == 0 or step == stop.max_steps:
-            keep = watch.look(step, problem, at, stuck)
+            keep = watch.look(step, problem, at)
             if keep is not None:
                 if not keep.numel():
                     break
                 problem, at = problem.take(keep), at.take(keep)
                 rule.take(problem, keep)
-        z, known, predicted, stuck = rule.advance(at)
+        z, known, predicted = rule.advance(at)
         del at  # with the next line: what the rule does not keep is free before the next evaluation
         f = z  # near enough for rules that predict the gap: only the scale comes from it, and the end is verified
         if predicted is None:

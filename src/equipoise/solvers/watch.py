@@ -66,11 +66,11 @@ class Watch:
         self.few = 0 < count <= FEW and not trace
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
 
-    def look(self, step: int, problem: Problem, at: Point, stuck: Tensor | None) -> Tensor | None:
+    def look(self, step: int, problem: Problem, at: Point) -> Tensor | None:
         """Judge the rows at work; return the rows that should go on if the others should leave, or nothing to go on with all."""
         stop, z = self.stop, at.z
         norm = problem.scale(at.f)
-        if self.few and stuck is None and 0 < step < stop.max_steps and self._on_their_way(at, norm):
+        if self.few and 0 < step < stop.max_steps and self._on_their_way(at, norm):
             return None
         residual, scale = to_numpy(at.size), to_numpy(norm)
         if self.quick is not None:
@@ -93,7 +93,7 @@ class Watch:
             waiting = residual > target
             if self.idle:
                 waiting |= ~self.going
-            if stuck is None and step < stop.max_steps and _all(waiting):
+            if step < stop.max_steps and _all(waiting):
                 return None  # the common case: every sample is on its way
 
         # An iterate that has run far away makes any residual relatively small; infinity is not less than itself.
@@ -102,8 +102,6 @@ class Watch:
         if not every_one_fell:
             self._keep_best(z, residual, scale, fell, converged)
         tired = self.looks - self.improved >= self.patience
-        if stuck is not None:
-            tired = tired | to_numpy(stuck)
         over = converged | far | tired | (step == stop.max_steps)
         over &= self.going
         if not over.any():
