@@ -248,7 +248,7 @@ def layer_for(cell: torch.nn.Module, forward: str = "auto", adjoint: str = "auto
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("docs/results/core.md"))
-    parser.add_argument("--repetitions", type=int, default=31)
+    parser.add_argument("--repetitions", type=int, default=15)
     options = parser.parse_args()
 
     torch.set_flush_denormal(True)
@@ -292,7 +292,8 @@ def main() -> None:
             [
                 "# The core, measured",
                 "",
-                f"`make bench`, {date.today().isoformat()}, torch {torch.__version__}, {torch.get_num_threads()} threads, "
+                f"`make bench`, {date.today().isoformat()}, medians of {options.repetitions}, "
+                f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
                 f"{platform.machine()} CPU. Written by `benchmarks/core.py`; what the columns mean stands there.",
                 "",
                 "## Forward and backward, against torchdeq 0.1.0",

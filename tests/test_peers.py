@@ -382,7 +382,7 @@ def test_documented_diagnostics_work(x: Tensor) -> None:
     layer = Equilibrium(TanhCell())
     z = layer(x)
     assert frobenius_penalty(layer.map(x), z, samples=2).shape == (5,)
-    assert spectral_radius(layer.map(x), z, tolerance=1e-2, max_steps=2000).shape == (5,)
+    assert spectral_radius(layer.map(x), z, tolerance=1e-3, max_steps=5000).shape == (5,)
     with flush_denormals() as supported:
         assert isinstance(supported, bool)
 
