@@ -10,8 +10,9 @@ from torch import Tensor
 
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
-from equipoise.solvers.base import require_count
-from equipoise.solvers.fixed_point import require_fraction
+from equipoise.solvers.base import Point, require_count
+from equipoise.solvers.fixed_point import FixedPoint, require_fraction
+from equipoise.solvers.problem import MapProblem
 
 __all__ = ["Unrolled"]
 
@@ -22,12 +23,13 @@ __all__ = ["Unrolled"]
 class Unrolled(Gradient):
     """Make exactly `steps` recorded fixed-point steps from the start, and differentiate through all of them.
 
-    The layer's solver is not used. Memory grows with `steps`. The derivative is that of the iterate, so it is as far from the
-    equilibrium's as the iterate is from the equilibrium.
+    The layer's solver is not used, unless it is `SAM`, which chooses among equilibria: then the recorded steps are its own (OptEq,
+    eq. 12). Memory grows with `steps`. The derivative is that of the iterate, so it is as far from the equilibrium's as the iterate
+    is from the equilibrium.
 
     Args:
         steps: Recorded steps.
-        damping: Share of the new value in (0, 1].
+        damping: Share of the new value in (0, 1]; must be 1 with `SAM`, which averages.
     """
 
     steps: int = 20
@@ -40,9 +42,14 @@ class Unrolled(Gradient):
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
         if plan.trace:
             raise ValueError("Unrolled keeps no trace; take another gradient strategy to look at the path of a solve.")
-        step = plan.equation.bind(args)
-        z = z0
-        for _ in range(self.steps):
-            z = step(z) if self.damping == 1 else z.lerp(step(z), self.damping)
+        if plan.solver.exhausts and self.damping != 1:
+            raise ValueError(f"Unrolled.damping must be 1 with {type(plan.solver).__name__}, which averages; got {self.damping}.")
+        solver = plan.solver if plan.solver.exhausts else FixedPoint(self.damping)
+        problem = MapProblem(plan.equation, args)
+        f = problem(z0)
+        rule = solver.start(problem, z0, f)
+        z = rule.advance(Point(z0, f)).z
+        for _ in range(self.steps - 1):
+            z = rule.advance(Point(z, problem(z))).z
         find_detached(plan.judging(self.steps), z, args)
         return z

@@ -1,4 +1,4 @@
-"""Activations as proximal maps: value, derivative, potential, conjugate and slopes; and a check for maps of any kind."""
+"""Activations as proximal maps, feature regularisers, and a check whether a map of any kind is proximal."""
 
 from equipoise.prox.activation import (
     ACTIVATIONS,
@@ -15,23 +15,47 @@ from equipoise.prox.activation import (
 )
 from equipoise.prox.check import ProxReport, is_proximal
 from equipoise.prox.matrix import MatrixActivation
+from equipoise.prox.regularizer import (
+    HSIC,
+    REGULARIZERS,
+    AbsoluteSum,
+    Custom,
+    Decorrelation,
+    Incay,
+    NuclearNorm,
+    Regularizer,
+    SquaredNorm,
+    TotalVariation,
+    regularizer,
+)
 from equipoise.prox.resolve import activation, from_module
 
 __all__ = [
     "ACTIVATIONS",
     "ELU",
+    "HSIC",
+    "REGULARIZERS",
+    "AbsoluteSum",
     "Activation",
+    "Custom",
+    "Decorrelation",
     "HardTanh",
     "Identity",
+    "Incay",
     "LeakyReLU",
     "MatrixActivation",
+    "NuclearNorm",
     "ProxReport",
     "ReLU",
+    "Regularizer",
     "Sigmoid",
     "SoftShrink",
     "Softplus",
+    "SquaredNorm",
     "Tanh",
+    "TotalVariation",
     "activation",
     "from_module",
     "is_proximal",
+    "regularizer",
 ]

@@ -47,6 +47,10 @@ class Activation(ABC):
     def __call__(self, a: Tensor) -> Tensor:
         """Return `s(a)`, of the shape of `a`."""
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        """Return `s(a)`, in the memory of `a` where that can be; only for tensors of the caller's own that nobody records."""
+        return self(a)
+
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
         """Return `s'(a)`, of the shape of `a`; at a kink the one-sided derivative that autograd takes."""
@@ -142,6 +146,9 @@ class ReLU(Activation):
     def __call__(self, a: Tensor) -> Tensor:
         return torch.relu(a)
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        return torch.relu_(a)
+
     def derivative(self, a: Tensor) -> Tensor:
         return (a > 0).to(a.dtype)
 
@@ -176,6 +183,9 @@ class LeakyReLU(Activation):
     def __call__(self, a: Tensor) -> Tensor:
         return F.leaky_relu(a, self.negative_slope)
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        return F.leaky_relu_(a, self.negative_slope)
+
     def derivative(self, a: Tensor) -> Tensor:
         return torch.full_like(a, self.negative_slope).masked_fill(a > 0, 1)
 
@@ -201,6 +211,9 @@ class Tanh(Activation):
     def __call__(self, a: Tensor) -> Tensor:
         return torch.tanh(a)
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        return a.tanh_()
+
     def derivative(self, a: Tensor) -> Tensor:
         return 4 * torch.sigmoid(2 * a) * torch.sigmoid(-2 * a)  # 1 - tanh^2 would cancel at large |a|
 
@@ -225,6 +238,9 @@ class Sigmoid(Activation):
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
+
+    def overwrite(self, a: Tensor) -> Tensor:
+        return a.sigmoid_()
 
     def derivative(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a) * torch.sigmoid(-a)

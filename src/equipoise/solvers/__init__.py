@@ -9,10 +9,12 @@ from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
 from equipoise.solvers.loop import run
 from equipoise.solvers.newton import Newton
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem, Problem
+from equipoise.solvers.sam import SAM
 from equipoise.solvers.solve import check_context, solve, unpack_solution
 
 __all__ = [
     "GMRES",
+    "SAM",
     "SOLVERS",
     "Accelerated",
     "Affine",

@@ -206,11 +206,13 @@ class Solver(ABC):
         linear: Whether it solves affine equations only (the adjoint of an equilibrium, a Newton system).
         needs_symmetric: Whether the Jacobian of the map must be symmetric positive semidefinite.
         predicts: Whether it gives `Move.gap`, so that the loop must recompute the final residual.
+        exhausts: Whether it uses all its steps: it chooses among fixed points, so reaching one is no reason to stop.
     """
 
     linear: ClassVar[bool] = False
     needs_symmetric: ClassVar[bool] = False
     predicts: ClassVar[bool] = False
+    exhausts: ClassVar[bool] = False
 
     @abstractmethod
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:

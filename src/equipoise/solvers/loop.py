@@ -56,7 +56,7 @@ def judge(problem: Problem, z: Tensor, stop: Stop, steps: int) -> Solution:
 
 def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | None, trace: bool) -> Solution:
     every = stop.check_every or (1 if z.device.type == "cpu" else 4)
-    watch = Watch(problem, z, stop, every, trace)
+    watch = Watch(problem, z, stop, every, trace, solver.exhausts)
     if z.numel() == 0:
         return watch.solution()
     if f is None:

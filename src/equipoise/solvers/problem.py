@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import Tree, row_norm
+from equipoise.core.tree import Layout, Tree, row_norm
 
 __all__ = ["Affine", "Equation", "Linearization", "MapProblem", "Problem", "linearize_by_autograd"]
 
@@ -23,8 +23,8 @@ class Linearization:
         jvp: `v -> J v`.
         vjp: `v -> J^T v`.
         take: Returns the linearisation of some samples only, given their row numbers; without it the loop linearises again.
-        graph: The value with its autograd history, where autograd made the linearisation.
-        point: The leaf of that history that stands for the state.
+        graph: The value with its autograd history, where it was recorded.
+        point: The leaf of that history that stands for the state, if it has one.
     """
 
     value: Tree
@@ -86,12 +86,16 @@ class Equation(ABC):
         symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
         droppable: Whether samples may leave the batch.
         written: Places of arguments that evaluating may write to.
+        records: Whether `declared` gives a `graph` when gradients are enabled.
+        layout: How the state's tensors lie in the rows; nothing if the rows are the state.
     """
 
     rows: tuple[bool, ...] = ()
     written: frozenset[int] = frozenset()
     symmetric: bool = False
     droppable: bool = True
+    records: bool = False
+    layout: Layout | None = None
 
     @abstractmethod
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -105,6 +109,15 @@ class Equation(ABC):
         """Return the linearisation in `z`, if the equation knows better than autograd."""
         return None
 
+    def unpack(self, z: Tensor) -> Tree:
+        """Return rows as the state that they stand for; with coupled samples, the one row as the whole batch."""
+        return z if self.layout is None else self.layout.unpack(z)
+
+    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
+        """Return a state, made by `owner`, as rows."""
+        flat: Tensor = state if self.layout is None else self.layout.pack(state, owner)
+        return flat
+
 
 class Problem(ABC):
     """An equation with its arguments: what a solver runs on.
@@ -113,6 +126,7 @@ class Problem(ABC):
         symmetric: Whether the Jacobian is symmetric positive semidefinite.
         affine: Whether the map is affine.
         droppable: Whether samples may leave the batch.
+        coupled: Whether the samples depend on each other, so that the batch is one row.
         fixed: Tensors that evaluating must not change.
         work: Evaluations and Jacobian products so far, shared with the problems taken from this one.
     """
@@ -120,6 +134,7 @@ class Problem(ABC):
     symmetric: bool = False
     affine: bool = False
     droppable: bool = True
+    coupled: bool = False
     fixed: Sequence[Tensor] = ()
     work: Work
 
@@ -138,6 +153,15 @@ class Problem(ABC):
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
         return row_norm(f)
+
+    def unpack(self, z: Tensor) -> Tree:
+        """Return rows as the state that they stand for, for what needs its shape."""
+        return z
+
+    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
+        """Return a state, made by `owner`, as rows."""
+        flat: Tensor = state
+        return flat
 
 
 class Work:
@@ -161,6 +185,7 @@ class MapProblem(Problem):
         self.args = args
         self.symmetric = equation.symmetric
         self.droppable = equation.droppable
+        self.coupled = equation.layout is not None and equation.layout.coupled
         self.fixed = [arg for place, arg in enumerate(args) if place not in equation.written]
         self.work = work or Work()
         self._step = equation.bind(args)
@@ -177,6 +202,12 @@ class MapProblem(Problem):
     def take(self, rows: Tensor) -> Problem:
         args = [arg.index_select(0, rows) if batched else arg for arg, batched in zip(self.args, self.equation.rows, strict=True)]
         return MapProblem(self.equation, args, self.work)
+
+    def unpack(self, z: Tensor) -> Tree:
+        return self.equation.unpack(z)
+
+    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
+        return self.equation.pack(state, owner)
 
 
 class Affine(Problem):

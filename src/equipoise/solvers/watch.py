@@ -38,10 +38,12 @@ class Watch:
         stop: The rules.
         every: Steps from one look to the next.
         trace: Whether to keep the path.
+        exhausts: Whether a sample goes on to the last step, and its last iterate is returned in place of the best one.
     """
 
-    def __init__(self, problem: Problem, z: Tensor, stop: Stop, every: int, trace: bool) -> None:
+    def __init__(self, problem: Problem, z: Tensor, stop: Stop, every: int, trace: bool, exhausts: bool = False) -> None:
         count = z.shape[0]
+        self.exhausts = exhausts
         self.before = problem.work.count
         self.stop = stop
         self.samples = np.arange(count)  # which sample each row at work is
@@ -54,7 +56,7 @@ class Watch:
         self.mark = self.best  # the residual at the last real fall
         self.improved: int | np.ndarray = 0  # the look of the last real fall, one for all while they agree
         self.patience = -(-stop.patience // every)  # in looks
-        self.limit = np.full(count, np.inf)
+        self.limit = np.zeros(count)
         # One ring in place of an array for each look: small blocks that outlive big ones would fragment the heap.
         self.recent = np.full((min(self.patience, stop.max_steps, LONGEST) + 1, count), np.nan)
         self.looks = 0
@@ -76,8 +78,9 @@ class Watch:
         if self.quick is not None:
             self.best, self.best_scale = np.array(self.quick[0]), np.array(self.quick[1])
             self.mark, self.quick = self.best, None
-        if step == 0:
-            self.limit = stop.growth * np.maximum(np.maximum(residual, scale), to_numpy(row_norm(z))).astype(float)
+        if self.looks <= self.exhausts:  # a solver that leaves fixed points may start at zero, where its first step sets the scale
+            size = np.maximum(np.maximum(residual, scale), to_numpy(row_norm(z))).astype(float)
+            self.limit = np.maximum(self.limit, stop.growth * size)
         self._remember(residual)
         if self.path is not None:
             self._record(z, residual, scale)
@@ -99,10 +102,11 @@ class Watch:
         # An iterate that has run far away makes any residual relatively small; infinity is not less than itself.
         far = ~(np.maximum(residual, scale) <= self.limit) | np.isinf(residual)
         converged = (residual <= target) & ~far
+        last = step == stop.max_steps
         if not every_one_fell:
-            self._keep_best(z, residual, scale, fell, converged)
+            self._keep_best(z, residual, scale, fell, ~far if self.exhausts and last else converged)
         tired = self.looks - self.improved >= self.patience
-        over = converged | far | tired | (step == stop.max_steps)
+        over = far | last if self.exhausts else converged | far | tired | last
         over &= self.going
         if not over.any():
             return None
@@ -125,8 +129,8 @@ class Watch:
         self.recent[self.looks % len(self.recent)] = residual
         self.looks += 1
 
-    def _keep_best(self, z: Tensor, residual: np.ndarray, scale: np.ndarray, fell: np.ndarray, converged: np.ndarray) -> None:
-        better = (residual < self.best) | converged
+    def _keep_best(self, z: Tensor, residual: np.ndarray, scale: np.ndarray, fell: np.ndarray, chosen: np.ndarray) -> None:
+        better = (residual < self.best) | chosen
         if better.any():
             worse = torch.from_numpy((~better).nonzero()[0]).to(z.device)
             self.best_z = z.index_copy(0, worse, self.best_z.index_select(0, worse))
@@ -150,8 +154,10 @@ class Watch:
         failed = over & ~converged
         if not _all(~failed):
             status[failed] = Status.MAX_STEPS
-            status[failed & tired] = Status.STALLED
-            status[self._growing(failed) | (failed & far)] = Status.DIVERGED
+            if not self.exhausts:
+                status[failed & tired] = Status.STALLED
+                status[self._growing(failed)] = Status.DIVERGED
+            status[failed & far] = Status.DIVERGED
             status[failed & ~np.isfinite(residual)] = Status.NONFINITE
         samples = self.samples[over]
         self.status[samples] = status[over]
