@@ -3,7 +3,7 @@
 from equipoise.core.denormal import flush_denormals
 from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
-from equipoise.core.linalg import convolution_bound
+from equipoise.core.linalg import convolution_bound, dense_norm
 from equipoise.core.registry import Registry, choose
 from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory, to_numpy
 from equipoise.core.weights import Weights, stranger
@@ -19,6 +19,7 @@ __all__ = [
     "Weights",
     "choose",
     "convolution_bound",
+    "dense_norm",
     "flush_denormals",
     "full_precision",
     "is_wrapped",

@@ -69,8 +69,8 @@ class Structure:
 class Layout:
     """Where each tensor of a state lies in a matrix of shape (samples, width).
 
-    For a single contiguous tensor both directions are views. A coupled state, whose samples depend on each other, is
-    one row.
+    For a single contiguous tensor both directions are views, and likewise for images that lie channels-last in memory, as
+    convolutions like them. A coupled state, whose samples depend on each other, is one row.
 
     Args:
         state: A state whose tensors share batch size, dtype and device.
@@ -104,6 +104,12 @@ class Layout:
         self._widths = [shape.numel() for shape in self._shapes]
         self._single = isinstance(state, Tensor)
         self._matrix = self._single and first.dim() == 2 and not coupled  # nothing to rearrange
+        self._channels_last = (
+            self._single
+            and first.dim() == 4
+            and not first.is_contiguous()
+            and first.is_contiguous(memory_format=torch.channels_last)
+        )
 
     def pack(self, state: Tree, owner: str = "Cell.step", samples: int | None = None) -> Tensor:
         """Return a state as a matrix, after checking that it has this layout's shapes, dtype and device, and `samples` rows."""
@@ -137,7 +143,8 @@ class Layout:
         if samples is not None and count != samples:
             raise ValueError(f"{owner} must keep the number of samples of its state; got {rows} for {samples}.")
         if len(leaves) == 1:
-            return leaves[0].reshape(count, -1 if rows else self.width).to(self.dtype)
+            leaf = leaves[0].permute(0, 2, 3, 1) if self._channels_last else leaves[0]
+            return leaf.reshape(count, -1 if rows else self.width).to(self.dtype)
         # The flattened width is written out because -1 is ambiguous for an empty batch.
         scale = rows if self.coupled else 1
         flat = [leaf.reshape(count, scale * width) for leaf, width in zip(leaves, self._widths, strict=True)]
@@ -160,6 +167,9 @@ class Layout:
         if self._matrix:
             return flat
         rows = self.batch if self.coupled else flat.shape[0]
+        if self._channels_last:
+            channels, height, width = self._shapes[0]
+            return flat.view(rows, height, width, channels).permute(0, 3, 1, 2)
         if self._single:
             return flat.view(rows, *self._shapes[0])
         parts: list[Tensor] = []

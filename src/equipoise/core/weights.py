@@ -8,6 +8,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from equipoise.core.eager import is_wrapped
+
 __all__ = ["Weights", "stranger"]
 
 
@@ -44,9 +46,10 @@ class Weights:
                     if slots is child._buffers:
                         self.buffers.add(place)
 
-    def matches(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether `tensors` are the very objects that the module holds now."""
-        return all(slots[name] is tensors[place] for slots, name, place in self._slots)
+    def matches(self, tensors: Sequence[Tensor], *, values: bool = False) -> bool:
+        """Whether `tensors` are the very objects that the module holds now, or, for `values`, lie in the same memory."""
+        pairs = [(slots[name], tensors[place]) for slots, name, place in self._slots]
+        return all(own is other or (values and _is_alias(own, other)) for own, other in pairs)
 
     @contextmanager
     def bind(self, tensors: Sequence[Tensor]) -> Iterator[None]:
@@ -59,6 +62,12 @@ class Weights:
         finally:
             for slots, name, tensor in before:
                 slots[name] = tensor
+
+
+def _is_alias(one: Tensor, other: Tensor) -> bool:
+    if is_wrapped(one) or is_wrapped(other):
+        return False
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.stride() == other.stride()
 
 
 def stranger(recorded: Tensor, known: Sequence[Tensor]) -> Tensor | None:

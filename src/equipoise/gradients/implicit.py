@@ -281,7 +281,8 @@ def _pull(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bo
     leaves = [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]
     chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
     problem = MapProblem(task.equation, args)
-    local = task.equation.declared(z, args)
+    with torch.set_grad_enabled(task.equation.records):
+        local = task.equation.declared(z, leaves if task.equation.records else args)
     if local is None:
         problem = MapProblem(task.equation, leaves)
         local = problem.linearize(z)

@@ -25,10 +25,13 @@ class Cell(nn.Module):
         symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate gradient and accelerated
             gradient apply.
         coupled: The samples of a batch depend on each other, so that the batch is one problem and nothing leaves it.
+        records: When gradients are enabled, its `linearize` also gives `graph`, the value with its whole autograd history down to
+            context and weights, so that the step need not be recorded once more.
     """
 
     symmetric: bool = False
     coupled: bool = False
+    records: bool = False
 
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
@@ -81,12 +84,15 @@ class CellEquation(Equation):
         lower: The precision in which to run the cell under autocast, if any.
     """
 
+    layout: Layout
+
     def __init__(self, cell: Cell, layout: Layout, context: Structure, weights: Weights, lower: torch.dtype | None = None) -> None:
         self.cell = cell
         self.layout = layout
         self.context = context
         self.weights = weights
         self.symmetric = cell.symmetric
+        self.records = cell.records
         self.droppable = not cell.coupled
         self.lower = lower
         self.written = frozenset(place + len(context.leaves) for place in weights.buffers)
@@ -130,7 +136,7 @@ class CellEquation(Equation):
             local = self.cell.linearize(self.layout.unpack(z), context)
         if local is None:
             return None
-        return self._flatten(local, None if self.weights.matches(tensors) else tensors)
+        return self._flatten(local, None if self.weights.matches(tensors, values=True) else tensors)
 
     def _flatten(self, local: Linearization, tensors: Sequence[Tensor] | None) -> Linearization:
         layout = self.layout
@@ -147,4 +153,5 @@ class CellEquation(Equation):
             jvp=flat(local.jvp),
             vjp=flat(local.vjp),
             take=None if take is None else lambda rows: self._flatten(take(rows), tensors),
+            graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )
