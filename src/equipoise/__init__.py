@@ -1,10 +1,22 @@
 """Equilibrium networks: layers whose output is the solution of `z = f(z, x)`."""
 
-from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, convolution_bound, flush_denormals
+from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, convolution_bound, dense_norm, flush_denormals
 from equipoise.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, spectral_radius
-from equipoise.layers import Cell, Equilibrium
+from equipoise.layers import (
+    Cell,
+    ChangeOfVariable,
+    Equilibrium,
+    OptEq,
+    OptEqConv2d,
+    Regularized,
+    Skip,
+    project,
+    project_after,
+)
+from equipoise.models import Network, create_model, list_models
 from equipoise.solvers import (
     GMRES,
+    SAM,
     SOLVERS,
     Accelerated,
     Anderson,
@@ -21,18 +33,21 @@ from equipoise.solvers import (
     Trace,
     solve,
 )
+from equipoise.theory import certify, objective, to_blocks, to_hidden_units, to_opteq, to_wide
 
 __version__ = "0.1.0"
 
 __all__ = [
     "GMRES",
     "GRADIENTS",
+    "SAM",
     "SOLVERS",
     "Accelerated",
     "Anderson",
     "BiCGStab",
     "Broyden",
     "Cell",
+    "ChangeOfVariable",
     "ConjugateGradient",
     "ConvergenceError",
     "ConvergenceWarning",
@@ -41,18 +56,34 @@ __all__ = [
     "Implicit",
     "JacobianFree",
     "Linearization",
+    "Network",
     "Neumann",
     "Newton",
+    "OptEq",
+    "OptEqConv2d",
     "Phantom",
+    "Regularized",
     "Shared",
+    "Skip",
     "Solution",
     "Status",
     "Stop",
     "Trace",
     "Unrolled",
+    "certify",
     "convolution_bound",
+    "create_model",
+    "dense_norm",
     "flush_denormals",
     "frobenius_penalty",
+    "list_models",
+    "objective",
+    "project",
+    "project_after",
     "solve",
     "spectral_radius",
+    "to_blocks",
+    "to_hidden_units",
+    "to_opteq",
+    "to_wide",
 ]
