@@ -32,9 +32,10 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup  ## Beside torchdeq; writes docs/results/core.md. Leave the machine alone meanwhile.
+bench: setup  ## Beside torchdeq; writes docs/results. Leave the machine alone meanwhile.
 	$(PIP) --no-deps torchdeq==0.1.0
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/opteq.py
 
 docs: setup  ## API pages in build/docs.
 	$(PIP) 'pdoc>=14'

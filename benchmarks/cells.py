@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from equipoise import Cell, Linearization, Shared
 
 
-class Symmetric(Cell):
+class Problem(Cell):
+    """A cell that torchdeq can run too, as a function of state and input."""
+
+    width = 512
+
+    @property
+    def cell(self) -> Cell:
+        return self
+
+    def start(self, x: Tensor) -> Tensor:
+        return torch.zeros(x.shape[0], self.width)
+
+    def function(self, x: Tensor) -> Callable[[Tensor], Tensor]:
+        return lambda z: self.plain(z, x)
+
+    def plain(self, z: Tensor, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Symmetric(Problem):
     """`relu(z W^T + x U^T + b) W`, with masks kept for Jacobian products."""
 
     symmetric = True
@@ -74,7 +95,7 @@ class Hidden(Symmetric):
         )
 
 
-class Tanh(Cell):
+class Tanh(Problem):
     """`tanh(z W^T + x U^T + b)` with a non-symmetric `W` of given spectral radius."""
 
     def __init__(self, width: int = 512, inputs: int = 784, radius: float = 0.9) -> None:
@@ -106,7 +127,7 @@ class Tanh(Cell):
         return torch.tanh(z @ self.W.T + x @ self.U.T + self.b)
 
 
-class Straggler(Cell):
+class Straggler(Problem):
     """`gain * conv(z) + x` with an isometric 3 x 3 convolution.
 
     A sample with gain 0.99 needs a hundred times the steps of one with 0.3. The spectrum fills a circle, so no acceleration helps.
@@ -132,6 +153,9 @@ class Straggler(Cell):
         x, gain = context
         z = nn.functional.pad(z, (1, 1, 1, 1), mode="circular")
         return torch.addcmul(x, gain, nn.functional.conv2d(z, self.kernel))
+
+    def start(self, x: tuple[Tensor, Tensor]) -> Tensor:
+        return torch.zeros_like(x[0])
 
     def plain(self, z: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
         return self.step(z, x)

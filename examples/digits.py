@@ -1,60 +1,37 @@
-"""Train an equilibrium classifier on scikit-learn's bundled digits, in a plain loop.
+"""Train an equilibrium network on scikit-learn's bundled digits, in a plain loop, and look at the problem that it solves.
 
-Run: make demo
+Run: make demo   (writes build/demo/objective.png)
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import Tensor, nn
+from torch import nn
 
 import equipoise
+from equipoise.report import plot_objective
+
+PICTURE = Path("build/demo/objective.png")
 
 
-class DigitCell(equipoise.Cell):
-    """`z = relu(W z + U x + b)`, with `W` divided by its norm where that exceeds `bound`, so that the step contracts.
-
-    The normalised weight is made once for each solve and travels in the context as `Shared`.
-    """
-
-    def __init__(self, inputs: int = 64, width: int = 96, bound: float = 0.9) -> None:
-        super().__init__()
-        self.bound = bound
-        self.W = nn.Parameter(torch.randn(width, width) / width**0.5)
-        self.input = nn.Linear(inputs, width)
-
-    def inject(self, x: Tensor) -> tuple[Tensor, equipoise.Shared]:
-        norm = torch.linalg.matrix_norm(self.W, 2)
-        return self.input(x), equipoise.Shared(self.W * (self.bound / norm.clamp_min(self.bound)))
-
-    def initial(self, x: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
-        return torch.zeros_like(context[0])
-
-    def step(self, z: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
-        c, W = context
-        return torch.relu(torch.addmm(c, z, W.T))
-
-    def lipschitz(self) -> float:
-        return self.bound
-
-
-def main(epochs: int = 30, batch: int = 64) -> float:
+def main(epochs: int = 10, batch: int = 64) -> float:
     """Train, print what happened, and return the test accuracy."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # matrices this small are not worth a second thread
     images, labels = load_digits(return_X_y=True)
     split = train_test_split(images / 16, labels, test_size=0.2, stratify=labels, random_state=0)
     x, x_test = (torch.tensor(part, dtype=torch.float32) for part in split[:2])
     y, y_test = (torch.tensor(part) for part in split[2:])
 
-    layer = equipoise.Equilibrium(DigitCell(), tolerance=1e-4)
-    model = nn.Sequential(layer, nn.Linear(96, 10))
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    model = equipoise.create_model("opteq-digits")
+    layer = model.equilibrium
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=epochs * -(-len(x) // batch))
     steps_forward = steps_backward = solves = 0
     started = time.perf_counter()
     columns = (
@@ -72,27 +49,45 @@ def main(epochs: int = 30, batch: int = 64) -> float:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                schedule.step()
                 total += loss.item() * len(rows)
                 solves += 1
                 steps_forward += layer.last.steps.float().mean().item()
                 steps_backward += layer.last.adjoint.steps.float().mean().item()
             progress.update(bar, advance=1, description=f"loss {total / len(x):.4f}")
-
     trained = time.perf_counter() - started
-    ended = ", ".join(f"{count:,} {status.name.lower()}" for status, count in layer.outcomes.counts.items() if count)
-    ended_backward = ", ".join(
-        f"{count:,} {status.name.lower()}" for status, count in layer.adjoint_outcomes.counts.items() if count
-    )
+
+    model.eval()
     with torch.no_grad():
         accuracy = (model(x_test).argmax(dim=1) == y_test).float().mean().item()
-    print(
-        f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(x):,} training images, {epochs} epochs in {trained:.1f} s"
-    )
-    print(f"forward solves:  {ended} samples; {steps_forward / solves:.1f} steps on average")
-    print(f"backward solves: {ended_backward} samples; {steps_backward / solves:.1f} steps on average")
+    print(f"{model}\n{len(x):,} training images, {epochs} epochs in {trained:.1f} s")
+    for way, outcomes, steps in (("forward", layer.outcomes, steps_forward), ("backward", layer.adjoint_outcomes, steps_backward)):
+        ended = ", ".join(f"{count:,} {status.name}" for status, count in outcomes.counts.items() if count)
+        print(f"{way} solves ended: {ended}; {steps / solves:.1f} steps on average")
     print(f"on the {len(x_test)} test images: {layer.last}")
     print(f"test accuracy {100 * accuracy:.1f} %")
+    examine(model, x_test[:16])
     return accuracy
+
+
+def examine(model: equipoise.Network, x: torch.Tensor) -> None:
+    """Print which problem the trained layer solves, what is proven of it, and how its objective falls during a solve."""
+    print(f"\n{equipoise.certify(model.equilibrium)}")
+    with torch.no_grad():
+        features = model.extractor(x.reshape(-1, *model.input_shape))
+        exact = equipoise.Equilibrium(model.equilibrium.cell, "fixed_point", tolerance=1e-6, max_steps=500)
+        exact(features, trace=True)
+    problem = equipoise.objective(exact, features)
+    print(problem.describe())
+    path = problem.descent(exact.last.trace)
+    print(f"objective above its minimum, mean of {len(x)} test images, during a plain solve:")
+    gap = (path.value - path.value[-1]).mean(axis=1)
+    for step in [0, 1, 2, 3, 5, 10, 20, 50, 100, 200]:
+        if step < len(gap) - 1:
+            print(f"  step {step:3d}   objective {gap[step]:9.2e}   residual {path.residual[step].max():.1e}")
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    plot_objective(problem, exact.last.trace, PICTURE)
+    print(f"the same as a picture: {PICTURE}")
 
 
 if __name__ == "__main__":
