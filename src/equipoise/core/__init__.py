@@ -5,6 +5,7 @@ from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.linalg import convolution_bound, dense_norm
 from equipoise.core.registry import Registry, choose
+from equipoise.core.require import require_count, require_fraction, require_positive
 from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory, to_numpy
 from equipoise.core.weights import Weights, stranger
 
@@ -24,6 +25,9 @@ __all__ = [
     "full_precision",
     "is_wrapped",
     "outside_graphs",
+    "require_count",
+    "require_fraction",
+    "require_positive",
     "row_dot",
     "row_norm",
     "shares_memory",

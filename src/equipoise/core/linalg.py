@@ -276,8 +276,9 @@ def _half_grid(grid: tuple[int, int]) -> NDArray[np.float64]:
 
 def _lattice(rows: range, columns: range) -> NDArray[np.float64]:
     """All pairs of a row and a column, in order; on the host, where small arrays cost less."""
-    pairs = np.indices((len(rows), len(columns)), dtype=np.float64).reshape(2, -1).T
-    return pairs + (rows.start, columns.start)
+    pairs: NDArray[np.float64] = np.indices((len(rows), len(columns)), dtype=np.float64).reshape(2, -1).T
+    pairs += [rows.start, columns.start]
+    return pairs
 
 
 def _correlate(taps: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core.eager import full_precision, is_wrapped
+from equipoise.core.require import require_count, require_positive
 from equipoise.core.tree import row_norm, shares_memory
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.solvers.auto import pick_adjoint
-from equipoise.solvers.base import SOLVERS, Solver, Status, Stop, require_count, require_positive
+from equipoise.solvers.base import SOLVERS, Solver, Status, Stop
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem
 

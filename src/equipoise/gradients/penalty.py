@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.errors import ConvergenceWarning
+from equipoise.core.require import require_count
 from equipoise.core.tree import Layout, Tree, row_norm
-from equipoise.solvers.base import require_count
 from equipoise.solvers.problem import linearize_by_autograd
 
 __all__ = ["frobenius_penalty", "spectral_radius"]

@@ -8,10 +8,9 @@ from typing import final
 
 from torch import Tensor
 
+from equipoise.core.require import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
-from equipoise.solvers.base import require_count
-from equipoise.solvers.fixed_point import require_fraction
 
 __all__ = ["JacobianFree", "Phantom"]
 

@@ -8,10 +8,11 @@ from typing import final
 
 from torch import Tensor
 
+from equipoise.core.require import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
-from equipoise.solvers.base import Point, require_count
-from equipoise.solvers.fixed_point import FixedPoint, require_fraction
+from equipoise.solvers.base import Point
+from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.problem import MapProblem
 
 __all__ = ["Unrolled"]

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core.registry import choose
+from equipoise.core.require import require_fraction, require_positive
 from equipoise.layers.cell import Cell
 from equipoise.prox.regularizer import Regularizer
 from equipoise.prox.regularizer import regularizer as to_regularizer
-from equipoise.solvers.base import require_positive
-from equipoise.solvers.fixed_point import require_fraction
 
 __all__ = ["ChangeOfVariable", "Regularized", "Skip"]
 

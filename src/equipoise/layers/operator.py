@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.core.eager import is_wrapped
 from equipoise.core.linalg import convolution_bound, dense_norm
 from equipoise.core.registry import choose
-from equipoise.solvers.base import require_count
+from equipoise.core.require import require_count
 
 __all__ = ["Composed", "Convolution", "Dense", "Operator", "Padding", "Weights", "is_recorded", "plus", "separable"]
 

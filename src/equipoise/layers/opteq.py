@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from equipoise.core.require import require_count
 from equipoise.gradients.base import Gradient
 from equipoise.layers.change import Regularized
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
@@ -15,7 +16,7 @@ from equipoise.layers.opteq_cell import BOUND, Norm, OptEqCell, Unit
 from equipoise.prox.activation import Activation
 from equipoise.prox.regularizer import Regularizer
 from equipoise.prox.resolve import activation as to_activation
-from equipoise.solvers.base import Solver, Stop, require_count
+from equipoise.solvers.base import Solver, Stop
 from equipoise.solvers.outcome import OnFailure
 from equipoise.solvers.sam import SAM
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from equipoise.core.eager import is_wrapped
 from equipoise.core.registry import choose
+from equipoise.core.require import require_positive
 from equipoise.core.tree import Shared
 from equipoise.layers.cell import Cell
 from equipoise.layers.operator import Operator, Weights, is_recorded, plus
 from equipoise.prox.activation import Activation
-from equipoise.solvers.base import require_positive
 from equipoise.solvers.problem import Linearization
 
 __all__ = ["Norm", "OptEqCell", "Unit", "project", "project_after"]

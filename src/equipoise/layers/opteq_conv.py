@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from equipoise.core.require import require_count
 from equipoise.gradients.base import Gradient
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
 from equipoise.layers.operator import Convolution, Operator, Padding
 from equipoise.layers.operator import separable as make_separable
 from equipoise.layers.opteq import ActivationLike, OptEqLayer, RegularizerLike, each_activation, each_width
 from equipoise.layers.opteq_cell import BOUND, Norm, OptEqCell
-from equipoise.solvers.base import Solver, Stop, require_count
+from equipoise.solvers.base import Solver, Stop
 from equipoise.solvers.outcome import OnFailure
 
 __all__ = ["OptEqConv2d"]

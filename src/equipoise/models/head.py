@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from equipoise.solvers.base import require_count
+from equipoise.core.require import require_count
 
 __all__ = ["ImageHead", "PixelHead", "PooledHead"]
 

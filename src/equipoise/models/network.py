@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.require import require_count
 from equipoise.layers.equilibrium import Equilibrium
-from equipoise.solvers.base import require_count
 
 __all__ = ["Network"]
 

@@ -7,6 +7,7 @@ from typing import TypedDict, Unpack
 
 from torch import nn
 
+from equipoise.core.require import require_count
 from equipoise.gradients.base import Gradient
 from equipoise.layers.operator import Composed, Operator, separable
 from equipoise.layers.opteq import ActivationLike, OptEqLayer, RegularizerLike, each_activation
@@ -16,7 +17,7 @@ from equipoise.models.extractor import convolutional_extractor, residual_extract
 from equipoise.models.factory import register_model
 from equipoise.models.head import ImageHead, PixelHead, PooledHead
 from equipoise.models.network import Network
-from equipoise.solvers.base import Solver, require_count
+from equipoise.solvers.base import Solver
 from equipoise.solvers.outcome import OnFailure
 
 __all__ = ["OptEqOptions", "SolveOptions"]

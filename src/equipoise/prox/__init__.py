@@ -14,15 +14,14 @@ from equipoise.prox.activation import (
     Tanh,
 )
 from equipoise.prox.check import ProxReport, is_proximal
+from equipoise.prox.independence import HSIC, Decorrelation
 from equipoise.prox.matrix import MatrixActivation
+from equipoise.prox.nuclear import NuclearNorm
 from equipoise.prox.regularizer import (
-    HSIC,
     REGULARIZERS,
     AbsoluteSum,
     Custom,
-    Decorrelation,
     Incay,
-    NuclearNorm,
     Regularizer,
     SquaredNorm,
     TotalVariation,

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.require import require_count, require_fraction
 from equipoise.core.tree import to_numpy
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
-from equipoise.solvers.fixed_point import require_fraction
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Anderson"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import IntEnum
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.registry import Registry
+from equipoise.core.require import require_count, require_positive
 from equipoise.core.tree import Tree, row_norm
 
 if TYPE_CHECKING:
@@ -69,19 +69,6 @@ class Stop:
     def target(self, scale: Any) -> Any:
         """Return the residual at which a sample of this scale has converged; for tensors, arrays and numbers alike."""
         return self.absolute + self.tolerance * scale
-
-
-def require_positive(owner: str, value: object, *, or_zero: bool = False) -> None:
-    """Raise unless `value` is a finite number greater than 0, or 0 where that is allowed."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and (0 < value < math.inf or (or_zero and value == 0))):  # type: ignore[operator]
-        raise ValueError(f"{owner} must be {'zero or ' if or_zero else ''}a positive number; got {value!r}.")
-
-
-def require_count(owner: str, value: object) -> None:
-    """Raise unless `value` is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{owner} must be a whole number of at least 1; got {value!r}.")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.core.require import require_count
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, require_count
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
 __all__ = ["Broyden"]

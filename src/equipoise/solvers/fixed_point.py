@@ -8,6 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.core.require import require_fraction
 from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
@@ -33,12 +34,6 @@ class FixedPoint(Solver):
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Relax(self.damping)
-
-
-def require_fraction(owner: str, value: float) -> None:
-    """Raise unless `value` lies in (0, 1]."""
-    if not 0 < value <= 1:
-        raise ValueError(f"{owner} must be in (0, 1]; got {value}.")
 
 
 class _Relax(Rule):

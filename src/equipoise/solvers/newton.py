@@ -8,8 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.core.require import require_count
 from equipoise.core.tree import row_norm
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, Stop, require_count
+from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, Stop
 from equipoise.solvers.linear import GMRES, ConjugateGradient
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Linearization, Problem

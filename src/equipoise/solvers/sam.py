@@ -9,8 +9,9 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
+from equipoise.core.require import require_positive
 from equipoise.prox.regularizer import Regularizer, regularizer
-from equipoise.solvers.base import Move, Point, Rule, Solver, require_positive
+from equipoise.solvers.base import Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
 
 __all__ = ["SAM"]

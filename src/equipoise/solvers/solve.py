@@ -18,19 +18,21 @@ __all__ = ["check_context", "solve", "unpack_solution"]
 class Function(Equation):
     """A plain function `step(z)` or `step(z, context)` on state trees, as an equation on matrices."""
 
+    layout: Layout
+
     def __init__(self, step: Callable[..., Tree], layout: Layout, context: Tree | None, symmetric: bool) -> None:
         structure = Structure(context, "The context")
         self.args = structure.leaves
         self.rows = tuple(not (shared or layout.coupled) for shared in structure.shared)
         self.symmetric = symmetric
         self._step = step
-        self._layout = layout
+        self.layout = layout
         self._structure = None if context is None else structure
         self.droppable = context is not None and not layout.coupled
         check_context(structure, layout)
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        step, layout = self._step, self._layout
+        step, layout = self._step, self.layout
         if self._structure is None:
             return lambda z: layout.pack(step(layout.unpack(z)), "step", z.shape[0])
         context = self._structure.rebuild(args)

@@ -13,10 +13,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from equipoise.core.registry import choose
+from equipoise.core.require import require_count
 from equipoise.prox.activation import Activation, Identity
 from equipoise.prox.resolve import activation as to_activation
 from equipoise.prox.resolve import from_module
-from equipoise.solvers.base import require_count
 
 __all__ = ["FeedForward", "factorize", "read"]
 

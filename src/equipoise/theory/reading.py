@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, OptEqCell, Regularized, Skip
-from equipoise.prox.regularizer import AbsoluteSum, NuclearNorm, SquaredNorm
+from equipoise.prox import AbsoluteSum, NuclearNorm, SquaredNorm
 from equipoise.theory.potential import Potential
 
 __all__ = ["Reading", "Term", "changes_of", "read", "stretch"]

@@ -1,0 +1,141 @@
+"""Regularisers that make features independent of each other over a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.core.require import require_count, require_positive
+from equipoise.prox.regularizer import REGULARIZERS, Regularizer
+
+__all__ = ["HSIC", "Decorrelation"]
+
+
+@final
+@REGULARIZERS.register("decorrelation")
+@dataclass(frozen=True)
+class Decorrelation(Regularizer):
+    """Uncorrelated features: `R(Z) = |D Z Z^T D - I|_F^2/2`, `D = diag(1/|z_i|)` (OptEq, eq. 13 and Table 2, row 4).
+
+    Row `z_i` is feature `i`, which is axis 1 of the state, over all observations: the samples of the batch and their positions. So
+    `R = sum_{i != j} (u_i . u_j)^2/2`, `u_i = z_i/|z_i|`, and `grad_i = (2/|z_i|) (I - u_i u_i^T) sum_{j != i} (u_i . u_j) u_j`.
+    The paper prints `I + Proj` in place of `I - u_i u_i^T`.
+
+    Args:
+        epsilon: Added to `|z_i|^2` in both, so that a feature that is zero everywhere counts as uncorrelated.
+
+    Shape:
+        (batch, features, ...) for the state, () for the value.
+    """
+
+    epsilon: float = 1e-8
+
+    coupled = True
+    convex = False
+
+    def __post_init__(self) -> None:
+        require_positive("Decorrelation.epsilon", self.epsilon)
+
+    def value(self, z: Tensor) -> Tensor:
+        return self._correlations(_features("Decorrelation", z))[2].square().sum() / 2
+
+    def gradient(self, z: Tensor) -> Tensor:
+        unit, length, correlation = self._correlations(_features("Decorrelation", z))
+        pull = 2 * correlation @ unit
+        pull = (pull - unit * (unit * pull).sum(dim=1, keepdim=True)) / length
+        return _unfeatures(pull, z)
+
+    def _correlations(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The features in units of their lengths, the lengths, and the products of different features."""
+        length = (rows.square().sum(dim=1, keepdim=True) + self.epsilon).sqrt()  # (features, 1)
+        unit = rows / length
+        different = 1 - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+        return unit, length, (unit @ unit.mT) * different
+
+
+@final
+@REGULARIZERS.register("hsic")
+@dataclass(frozen=True)
+class HSIC(Regularizer):
+    """Independent features, by the Hilbert-Schmidt criterion: `R(Z) = sum_{i<j} (N-1)^-2 tr(K_i H K_j H)` (OptEq, section 7.2.1).
+
+    `K_i` is the matrix of `exp(-(s - t)^2/(2 bandwidth^2))` over the values of feature `i`, axis 1 of the state, in all `N`
+    observations: the samples of the batch and their positions. `H = I - 1 1^T/N`. Since `tr(K_i H K_j H)` is the product of the
+    centred kernels, the pairs are summed through the sum of all of them, in time and memory of the order of `features * N^2`. The
+    random form replaces each kernel by `cos(w (s - t))` averaged over random `w`, and tends to the exact one as their number grows;
+    its time and memory grow with `N` alone, not with its square.
+
+    Args:
+        bandwidth: The distance at which two values count as different.
+        features: The number of random frequencies, or None for the exact form.
+        seed: Seed of the frequencies.
+
+    Shape:
+        (batch, features, ...) for the state, () for the value.
+    """
+
+    bandwidth: float = 1.0
+    features: int | None = None
+    seed: int = 0
+    _frequencies: Tensor | None = field(init=False, repr=False, compare=False)
+
+    coupled = True
+    convex = False
+
+    def __post_init__(self) -> None:
+        require_positive("HSIC.bandwidth", self.bandwidth)
+        if self.features is not None:
+            require_count("HSIC.features", self.features)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"HSIC.seed must be a whole number; got {self.seed!r}.")
+        frequencies = None
+        if self.features is not None:
+            source = torch.Generator().manual_seed(self.seed)
+            frequencies = torch.randn(self.features, dtype=torch.float64, generator=source) / self.bandwidth
+        object.__setattr__(self, "_frequencies", frequencies)
+
+    def value(self, z: Tensor) -> Tensor:
+        rows = _features("HSIC", z)
+        observations = rows.shape[1]
+        if observations < 2:
+            raise ValueError(
+                f"HSIC must see at least 2 observations of each feature; got {observations} in a state of shape {tuple(z.shape)}. "
+                "Use larger batches."
+            )
+        pairs = self._exact(rows) if self._frequencies is None else self._random(rows, self._frequencies.to(rows))
+        return pairs / (observations - 1) ** 2
+
+    def _exact(self, rows: Tensor) -> Tensor:
+        kernel = torch.exp((rows[:, :, None] - rows[:, None, :]).square() / (-2 * self.bandwidth**2))  # (features, N, N)
+        kernel = kernel - kernel.mean(dim=1, keepdim=True)
+        kernel = kernel - kernel.mean(dim=2, keepdim=True)
+        return (kernel * (kernel.sum(dim=0) - kernel)).sum() / 2
+
+    def _random(self, rows: Tensor, frequencies: Tensor) -> Tensor:
+        angles = rows[:, :, None] * frequencies  # (features, N, frequencies)
+        waves = torch.cat([angles.cos(), angles.sin()], dim=2) / len(frequencies) ** 0.5
+        waves = waves - waves.mean(dim=1, keepdim=True)
+        every = waves.transpose(0, 1).flatten(1)  # (N, all waves)
+        return (_squares(every) - _squares(waves)) / 2
+
+
+def _features(owner: str, z: Tensor) -> Tensor:
+    """The state as a matrix with one row for each feature and one column for each observation."""
+    if z.ndim < 2:
+        raise ValueError(f"{owner} must see a state of shape (batch, features, ...); got shape {tuple(z.shape)}.")
+    return z.transpose(0, 1).flatten(1)
+
+
+def _unfeatures(rows: Tensor, z: Tensor) -> Tensor:
+    """The inverse of `_features`, for the state `z`."""
+    return rows.reshape(z.transpose(0, 1).shape).transpose(0, 1)
+
+
+def _squares(matrix: Tensor) -> Tensor:
+    """Return `|A A^T|_F^2 = |A^T A|_F^2`, summed over a batch of matrices, by the smaller of the two products."""
+    product = matrix @ matrix.mT if matrix.shape[-2] < matrix.shape[-1] else matrix.mT @ matrix
+    total: Tensor = product.square().sum()
+    return total
