@@ -104,6 +104,56 @@ class Referee:
         self.cell.zero_grad()
 
 
+LOOSEST = [round(0.3 * 0.6**power, 12) for power in range(26)]
+"""Tolerances from loose to tight."""
+
+
+def loosest(make: Callable[[float], Contestant], referee: Referee, residual: float, error: float) -> Contestant | None:
+    """Return a contestant at the loosest tolerance at which its true residual and gradient error are small enough."""
+    for tolerance in LOOSEST:
+        contestant = make(tolerance)
+        referee.judge(contestant)
+        if contestant.residual <= residual and contestant.error <= error:
+            return contestant
+    return None
+
+
+def duel(
+    title: str,
+    problem: torch.nn.Module,
+    x: Input,
+    challengers: dict[str, Build],
+    *,
+    residual: float,
+    error: float,
+    goal: float,
+    repetitions: int,
+) -> list[str]:
+    """Time everyone at the loosest tolerance of its own that brings the true residual and the gradient error below the limits."""
+    referee = Referee(problem, x)
+    peers = [
+        loosest(lambda tolerance, solver=solver: peer(problem, x, solver, tolerance, 300), referee, residual, error)
+        for solver in PEERS
+    ]
+    able = [contestant for contestant in peers if contestant is not None]
+    mine = [
+        loosest(lambda tolerance, build=build, name=name: ours(build(tolerance, tolerance), x, name), referee, residual, error)
+        for name, build in challengers.items()
+    ]
+    found = [contestant for contestant in mine if contestant is not None]
+    interleave([*able, *found], repetitions)
+    best = min(contestant.milliseconds for contestant in able)
+    lines = []
+    for contestant in [*able, *found]:
+        note = f" (goal {goal:g})" if contestant in found else ""
+        lines.append(
+            f"| {title} | {contestant.name} | {contestant.milliseconds:.1f} | {contestant.residual:.1e} | {contestant.error:.1e} | "
+            f"{best / contestant.milliseconds:.2f}{note} |"
+        )
+        print(lines[-1], flush=True)
+    return lines
+
+
 def interleave(contestants: list[Contestant], repetitions: int) -> None:
     times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
     for _ in range(repetitions):

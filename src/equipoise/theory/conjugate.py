@@ -79,10 +79,12 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
         better = search.size < record / 2
         record, age = torch.where(better, search.size, record), torch.where(better, 0, age + 1)
         tight, ended = search.size <= TIGHT, search.stuck | (age >= PATIENCE)
-        far = (search.size > tolerance) & (age > 0) & _separated(search, tolerance, age >= PATIENCE)
+        far = (search.size > tolerance) & (age > 0) & _separated(search, tolerance, age % 5 == 3)
         over = tight | far | (ended & (search.size <= tolerance)) | search.stuck
         value[left[over]] = torch.where(far, math.inf, _value(search, tight))[over]
-        if bool((over & ~far & (search.size > tolerance)).any()):
+        lost = over & ~far & (search.size > tolerance)
+        if bool(lost.any()):
+            left, search = left[lost], search.take(lost)
             break
         left, record, age, search = left[~over], record[~over], age[~over], search.take(~over)
         if not len(left):
@@ -105,25 +107,42 @@ def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tenso
     """Whether a hyperplane across the gap keeps `z` away from every `W^T q/mu` with `q` in the range of `s`, by `tolerance`.
 
     Hidden values are taken to be at most `REACH` times as large as those at hand, since no finite number of steps can exclude more.
-    Where the search has stalled, the hyperplane is turned a little, so that it is exactly parallel to those rows of `W` along which
-    an unbounded range would cross it by rounding alone.
+    Where the search has stalled, the hyperplane is turned a little: see `_turned`.
     """
-    potential, gap, W = search.potential, -search.gradient, search.potential.matrix
+    gap, potential = -search.gradient, search.potential
     direction = gap / row_norm(gap).clamp_min(torch.finfo(gap.dtype).tiny)[:, None]
-    largest = REACH * (1 + float(potential.hidden(search.y).abs().max()))
-    distance = torch.maximum(_distance(search, direction, largest), torch.zeros_like(search.size))
-    wanted = tolerance * search.scale
-    low, high = potential.ends(math.inf)
-    if W is None:
-        return distance > wanted
+    hidden = potential.hidden(search.y)
+    largest = REACH * (1 + float(hidden.abs().max()))
+    distance, wanted = _distance(search, direction, largest), tolerance * search.scale
     for row in (stalled & (distance <= wanted)).nonzero()[:, 0]:
-        across = W @ direction[row]
-        crossing = ((across > 0) & (high >= largest)) | ((across < 0) & (low <= -largest))
-        free = W[crossing]
-        turned = direction[row] - torch.linalg.pinv(free, rtol=1e-10) @ (free @ direction[row])
-        own = search.take(row[None])
-        distance[row] = _distance(own, turned[None] / torch.linalg.vector_norm(turned).clamp_min(1e-3), largest)[0]
+        turned = _turned(potential, hidden[row], direction[row], largest)
+        if turned is not None:
+            distance[row] = _distance(search.take(row[None]), turned[None], largest)[0]
     return distance > wanted
+
+
+def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) -> Tensor | None:
+    """Return the direction without its part along the rows of `W` in whose directions the domain has no end, or nothing.
+
+    At the limit of the search it has no such part, but before that any rounding, times hidden values without a bound, crosses the
+    hyperplane. These rows are the ones whose hidden value is not at an end of the range, and those that point across.
+    """
+    W = potential.matrix
+    low, high = (float(end) for end in potential.ends(largest))
+    above, below = high >= largest, low <= -largest
+    if W is None or not (above or below):
+        return None
+    margin = 1e-6 * (1 + float(q.abs().max()))
+    parallel = (q > low + margin) & (q < high - margin)
+    turned = direction
+    for _ in range(3):
+        turned = direction - torch.linalg.pinv(W[parallel], rtol=1e-10) @ (W[parallel] @ direction)
+        across = W @ turned
+        crossing = ((across > 1e-14) & above) | ((across < -1e-14) & below)
+        if not bool((crossing & ~parallel).any()):
+            break
+        parallel |= crossing
+    return turned
 
 
 def _distance(search: DampedNewton, direction: Tensor, largest: float) -> Tensor:

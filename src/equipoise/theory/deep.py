@@ -112,9 +112,14 @@ class DeepObjective:
                 parts.append(row_norm(invert(potential, w, 1 - alpha, before) - before))
                 continue
             t = self._tolerance(blocks)
-            y = invert(potential, (1 - t) * w + t * before, t, before)
-            outside = row_norm(potential.prox(y) - w) > math.sqrt(t) * row_norm(w)
-            parts.append(torch.where(outside, math.inf, row_norm(y - before)))
+            distance = torch.full_like(w[:, 0], math.inf)
+            inside = objective_value(potential, w, t).isfinite()
+            part, w, before = potential.take(inside), w[inside], before[inside]
+            # As t tends to 0, the solution of (1 - t) f(y) + t y = (1 - t) z_l + t z_(l-1) tends to the nearest y with f(y) = z_l.
+            y = invert(part, (1 - t) * w + t * before, t, before)
+            reached = row_norm(part.prox(y) - w) <= math.sqrt(t) * row_norm(w)
+            distance[inside] = torch.where(reached, row_norm(y - before), math.inf)
+            parts.append(distance)
         return torch.stack(parts).square().sum(dim=0).sqrt()
 
     @torch.no_grad()

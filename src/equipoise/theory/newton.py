@@ -108,7 +108,7 @@ class DampedNewton:
         residual = direction = -self.gradient
         solution = torch.zeros_like(residual)
         energy = row_dot(residual, residual)
-        goal = 1e-20 * energy
+        goal = 1e-6 * energy
         for _ in range(MAX_INNER):
             image = self.potential.adjoint(slopes * self.potential.apply(direction)) + shift * direction
             length = torch.where(energy > goal, energy / row_dot(direction, image), 0.0)
