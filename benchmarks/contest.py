@@ -29,6 +29,7 @@ TIGHTER = 0.8
 NOTES = "## Notes"
 """What follows this heading in a results page is written by hand and kept."""
 Input = Tensor | tuple[Tensor, Tensor]
+Function = Callable[[Input], Callable[[Tensor], Tensor]]
 
 
 @dataclass
@@ -40,9 +41,19 @@ class Contestant:
     residual: float = 0.0
     error: float = 0.0
     milliseconds: float = 0.0
+    tolerance: float = 0.0
 
 
-def peer(cell: torch.nn.Module, x: Input, solver: str, tolerance: float, max_steps: int) -> Contestant:
+def peer(
+    cell: torch.nn.Module,
+    x: Input,
+    solver: str,
+    tolerance: float,
+    max_steps: int,
+    *,
+    function: Function | None = None,
+    note: str = "",
+) -> Contestant:
     from torchdeq import get_deq
 
     deq = get_deq(
@@ -62,11 +73,11 @@ def peer(cell: torch.nn.Module, x: Input, solver: str, tolerance: float, max_ste
     start = cell.start(x)
 
     def run() -> Tensor:
-        states, _ = deq(cell.function(x), start)
+        states, _ = deq((function or cell.function)(x), start)
         states[-1].square().sum().backward()
         return states[-1].detach()
 
-    return Contestant(f"torchdeq {solver}", run)
+    return Contestant(f"torchdeq {solver}{note}", run, tolerance=tolerance)
 
 
 def ours(layer: Equilibrium, x: Input, name: str) -> Contestant:
@@ -131,24 +142,27 @@ def duel(
 ) -> list[str]:
     """Time everyone at the loosest tolerance of its own that brings the true residual and the gradient error below the limits."""
     referee = Referee(problem, x)
-    peers = [
-        loosest(lambda tolerance, solver=solver: peer(problem, x, solver, tolerance, 300), referee, residual, error)
-        for solver in PEERS
-    ]
-    able = [contestant for contestant in peers if contestant is not None]
+    able, written = [], []
+    for solver in PEERS:
+        found = loosest(lambda tolerance, solver=solver: peer(problem, x, solver, tolerance, 300), referee, residual, error)
+        if found is not None:
+            able.append(found)
+            note = ", injection in the step"
+            written.append(peer(problem, x, solver, found.tolerance, 300, function=problem.written, note=note))
+            referee.judge(written[-1])
     mine = [
         loosest(lambda tolerance, build=build, name=name: ours(build(tolerance, tolerance), x, name), referee, residual, error)
         for name, build in challengers.items()
     ]
-    found = [contestant for contestant in mine if contestant is not None]
-    interleave([*able, *found], repetitions)
-    best = min(contestant.milliseconds for contestant in able)
+    ready = [contestant for contestant in mine if contestant is not None]
+    interleave([*able, *written, *ready], repetitions)
+    best, plain = (min(contestant.milliseconds for contestant in group) for group in (able, written))
     lines = []
-    for contestant in [*able, *found]:
-        note = f" (goal {goal:g})" if contestant in found else ""
+    for contestant in [*able, *written, *ready]:
+        note = f" (goal {goal:g})" if contestant in ready else ""
         lines.append(
             f"| {title} | {contestant.name} | {contestant.milliseconds:.1f} | {contestant.residual:.1e} | {contestant.error:.1e} | "
-            f"{best / contestant.milliseconds:.2f}{note} |"
+            f"{best / contestant.milliseconds:.2f}{note} | {plain / contestant.milliseconds:.2f} |"
         )
         print(lines[-1], flush=True)
     return lines

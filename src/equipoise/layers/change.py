@@ -96,7 +96,9 @@ class ChangeOfVariable(_Change):
         self.shift: Tensor | None
         self.register_buffer("matrix", None)
         self.register_buffer("inverse", None)
-        self.register_buffer("shift", None if shift is None else torch.as_tensor(shift))
+        # A number in full precision, so that layers in float64 get all of it.
+        given = torch.tensor(shift, dtype=torch.float64) if isinstance(shift, int | float) else shift
+        self.register_buffer("shift", given)
         self._condition = 1.0
         if matrix is not None:
             if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
@@ -143,8 +145,10 @@ class ChangeOfVariable(_Change):
 class Regularized(_Change):
     """`f(T_R(z))`: `phi + gamma R` in place of `phi`, with `T_R(z) = z - gamma grad R(z)` (OptEq, Theorem 4).
 
-    For a network of several layers the term joins `Phi` at the last block. With the proximal map in place of the gradient step,
-    `T_R = prox_(gamma R)`, the equilibrium minimises `phi + M_(gamma R)`, the Moreau envelope of `gamma R`, instead.
+    With the proximal map in place of the gradient step, `T_R = prox_(gamma R)`, the equilibrium minimises `phi + M_(gamma R)`, the
+    Moreau envelope of `gamma R`, instead. The term is added to what the cell as a whole stands for: with a skip connection of share
+    `alpha` that is `alpha M_phi^(1 - alpha)`, so that minimisers of `phi + gamma R` itself are found with `alpha = 1`. For several
+    layers, see `DeepObjective`.
 
     Args:
         cell: The cell, with one tensor as its state.
@@ -184,13 +188,17 @@ class Regularized(_Change):
         value: Tensor = self.cell.step(self.operate(z), context)
         return value
 
-    def lipschitz(self) -> Tensor | float | None:
-        inner, curvature = self.cell.lipschitz(), self.regularizer.lipschitz
-        if inner is None:
-            return None
+    @property
+    def factor(self) -> float | None:
+        """A Lipschitz constant of `T_R`, if one is known."""
+        curvature = self.regularizer.lipschitz
         if self.regularizer.convex and (self.by_prox or (curvature is not None and self.strength * curvature <= 2)):
-            return inner  # proximal maps and short gradient steps of convex functions are nonexpansive
-        return None if curvature is None or self.by_prox else (1 + self.strength * curvature) * inner
+            return 1.0  # proximal maps and short gradient steps of convex functions are nonexpansive
+        return None if curvature is None or self.by_prox else 1 + self.strength * curvature
+
+    def lipschitz(self) -> Tensor | float | None:
+        inner, factor = self.cell.lipschitz(), self.factor
+        return None if inner is None or factor is None else factor * inner
 
     def extra_repr(self) -> str:
         return f"regularizer={self.regularizer}, strength={self.strength}, operation={'prox' if self.by_prox else 'gradient'}"

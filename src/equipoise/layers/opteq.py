@@ -65,8 +65,8 @@ class OptEq(OptEqLayer):
         activation: `s`: a name (`relu`, `tanh`, ...), an `Activation`, a torch module; or one for each layer.
         alpha: Share of the new value in (0, 1], for all layers or one for each.
         norm: `none`, `scale` (divide by the exact norm where it exceeds `bound`, in the layer) or `project` (see `project`).
-        regularizer: A feature regulariser added to the problem: a name, a `Regularizer` or a function (Theorem 4). To choose
-            among several equilibria instead, use `solver=SAM(regularizer)`.
+        regularizer: A feature regulariser added to the problem: a name, a `Regularizer` or a function (Theorem 4; see
+            `Regularized` for what exactly is minimised). To choose among several equilibria instead, use `solver=SAM(regularizer)`.
         solver: A solver or its name.
         gradient: A gradient strategy or its name: `implicit`, `unrolled`, ...
         tolerance: Relative residual to reach.

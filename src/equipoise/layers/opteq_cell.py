@@ -210,6 +210,8 @@ class OptEqCell(Cell):
             factor = alpha / self.mu
             turned = turned if isinstance(factor, float) and factor == 1 else operator.scaled(turned, factor)
             rest = Shared(1 - alpha) if isinstance(alpha, Tensor) else None
+            # Weights in the layout of the states, or each convolution would copy them.
+            weights, turned = (tuple(map(_channels_last, group)) for group in (weights, turned))
             parts.append((inject(x), tuple(map(Shared, weights)), tuple(map(Shared, turned)), rest))
         return parts
 

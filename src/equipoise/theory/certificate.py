@@ -98,16 +98,9 @@ def _through(change: Cell, bound: float) -> float:
     if isinstance(change, ChangeOfVariable):
         return bound * stretch(change)[2]
     if isinstance(change, Regularized):
-        return bound * _regularizer_factor(change)
+        return math.inf if change.factor is None else bound * change.factor
     share = float(change.alpha)  # type: ignore[arg-type]
     return share * bound + 1 - share
-
-
-def _regularizer_factor(change: Regularized) -> float:
-    R, curvature = change.regularizer, change.regularizer.lipschitz
-    if R.convex and (change.by_prox or (curvature is not None and change.strength * curvature <= 2)):
-        return 1.0
-    return math.inf if curvature is None or change.by_prox else 1 + change.strength * curvature
 
 
 def _refusal(certificate: Certificate, norm: str) -> str:
