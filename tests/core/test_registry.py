@@ -88,7 +88,7 @@ def test_resolve_refuses_a_class_and_says_how_to_make_an_object(zoo: Registry[An
 
 @pytest.mark.parametrize("value", [None, 3, object(), int])
 def test_resolve_refuses_other_things(zoo: Registry[Animal], value: object) -> None:
-    with pytest.raises(ValueError, match=rf"animal must be a name or a Animal; got {type(value).__name__}\."):
+    with pytest.raises(ValueError, match=rf"animal must be a name or an Animal; got {type(value).__name__}\."):
         zoo.resolve(value)
 
 

@@ -170,6 +170,23 @@ def test_module_apply_still_initialises():
             lambda: ChangeOfVariable(cell(), matrix=torch.ones(2, 2)),
             "ChangeOfVariable.matrix must be invertible; got singular values from 2 down to ",
         ),
+        (
+            lambda: ChangeOfVariable(cell(), matrix=torch.full((2, 2), torch.nan)),
+            "ChangeOfVariable.matrix must be a tensor of finite floating-point numbers; got ",
+        ),
+        (
+            lambda: solve(ChangeOfVariable(cell(), matrix=torch.eye(3, dtype=torch.float64))),
+            "ChangeOfVariable.matrix must fit states of shape (batch, m); got (3, 3) for a state of shape (6, 4).",
+        ),
+        (
+            lambda: solve(ChangeOfVariable(cell(), shift=torch.ones(3, dtype=torch.float64))),
+            "ChangeOfVariable.shift must have the shape of one state, (4,); got (3,).",
+        ),
+        (
+            lambda: solve(Regularized(cell(), lambda z: (z - z.mean(0)).square().sum(1), 0.3)),
+            "Custom.function must treat each sample for itself; got one whose gradient for a sample depends on the others. "
+            "Use Custom(function, coupled=True), with one number for the whole batch.",
+        ),
         (lambda: Regularized(cell(), "l2", 0), "Regularized.strength must be a positive number; got 0."),
         (
             lambda: Regularized(cell(), "decorrelation", 0.1, "prox"),

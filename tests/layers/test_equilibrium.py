@@ -953,3 +953,12 @@ def test_newton_equals_others_on_many_samples() -> None:
     f = cell.step(b[both], cell.inject(x[both]))
     torch.testing.assert_close(f, b[both], rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(cell.step(a[both], cell.inject(x[both])), a[both], rtol=1e-9, atol=1e-9)
+
+
+def test_a_new_kind_of_failure_is_heard_of_at_once():
+    layer = Equilibrium(TanhCell(), "fixed_point", tolerance=1e-12, max_steps=1)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    with pytest.warns(ConvergenceWarning, match="did not converge"):
+        layer(x)
+    with pytest.warns(ConvergenceWarning, match="met NaN or infinity"):
+        layer(x * torch.nan)

@@ -250,7 +250,8 @@ def test_convolution_of_one_pixel_is_a_dense_layer():
 
 
 @pytest.mark.parametrize(
-    "options", [{"padding": "circular"}, {"groups": 3}, {"separable": True}, {"kernel_size": 2}, {"kernel_size": 5}]
+    "options",
+    [{"padding": "circular"}, {"groups": 3}, {"separable": True}, {"kernel_size": 2}, {"kernel_size": (1, 4)}, {"kernel_size": 5}],
 )
 def test_convolutional_forms_solve_and_train(options):
     layer = OptEqConv2d(3, 3, [6, 9], **options)
@@ -261,6 +262,19 @@ def test_convolutional_forms_solve_and_train(options):
     z.square().sum().backward()
     assert layer.last.adjoint.converged.all()
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
+def test_convolutions_work_under_transforms():
+    layer = OptEqConv2d(3, 4, hidden=[5, 6], activation="tanh", tolerance=1e-10).double()
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    assert torch.allclose(torch.func.vmap(lambda image: layer(image[None])[0])(x), layer(x), atol=1e-8)
+    each = torch.func.vmap(torch.func.grad(lambda image: layer(image[None]).square().sum()))(x)
+    x.requires_grad_()
+    (together,) = torch.autograd.grad(layer(x).square().sum(), x)
+    assert torch.allclose(each, together, atol=1e-7)
+    hessian = torch.func.hessian(lambda image: layer(image).sum())(x[:1].detach()).reshape(48, 48)
+    assert torch.allclose(hessian, hessian.T, atol=1e-7)
+    assert hessian.abs().max() > 1e-4
 
 
 def test_warm_start_in_either_memory_format():
@@ -358,6 +372,25 @@ def test_layer_trains_with_plain_iteration_and_control():
         (
             lambda: OptEq(3, 4, 5)(torch.randn(2, 5)),
             "OptEq input must have shape (batch, 3); got (2, 5).",
+        ),
+        (
+            lambda: OptEq(3, 4, 5)(torch.randn(2, 3).double()),
+            "The input must be torch.float32, as the weights are; got torch.float64. Convert one of them.",
+        ),
+        (lambda: OptEq(3, 4, 5)([1.0, 2.0]), "OptEq input must be a tensor; got list."),
+        (lambda: OptEq(3, 4, 5)(torch.randn(2, 3), torch.randn(2, 3)), "OptEq z0 must have shape (batch, 4); got (2, 3)."),
+        (
+            lambda: OptEq(3, 4, 5, MatrixActivation(torch.eye(7))),
+            "OptEq.activation must have a matrix of the size of its layer, 5; got 7.",
+        ),
+        (
+            lambda: OptEq(3, 4, 5, solver="sam"),
+            "OptEq.solver must be an object for SAM, which needs a regulariser; got 'sam'. Write SAM('l2').",
+        ),
+        (lambda: project([]), "project.module must be a module; got list."),
+        (
+            lambda: project(enlarge(OptEq(3, 4, 5, norm="project"), float("nan"))),
+            "project must find finite weights; got NaN or infinity in layer 1. Lower the learning rate.",
         ),
         (
             lambda: OptEqConv2d(3, 4, 5)(torch.randn(3, 6, 6)),

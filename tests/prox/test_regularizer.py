@@ -541,8 +541,16 @@ def test_gradient_by_autograd_refuses_inference_mode() -> None:
 @pytest.mark.parametrize(
     ("function", "coupled", "message"),
     [
-        (lambda z: z, False, r"shape \(4,\); got shape \(4, 3\)\. Sum over all axes but the first, or set coupled=True\."),
-        (lambda z: z.sum(), False, r"shape \(4,\); got shape \(\)\. Sum over all axes but the first, or set coupled=True\."),
+        (
+            lambda z: z,
+            False,
+            r"shape \(4,\); got shape \(4, 3\)\. Sum over all axes but the first, or use Custom\(function, coupled=True\)\.",
+        ),
+        (
+            lambda z: z.sum(),
+            False,
+            r"shape \(4,\); got shape \(\)\. Sum over all axes but the first, or use Custom\(function, coupled=True\)\.",
+        ),
         (lambda z: z.sum(dim=1), True, r"shape \(\); got shape \(4,\)\. Sum over everything\."),
         (lambda _: 3.0, True, r"shape \(\); got float\. Sum over everything\."),
     ],

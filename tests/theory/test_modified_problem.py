@@ -316,3 +316,13 @@ def test_unknown_nestings_are_refused_with_a_way_out() -> None:
     problem = objective(around(Regularized(opteq(6, 6)[0].layers, "l2")), x)
     with pytest.raises(ValueError, match=r"quadratic_program must be asked of a layer without a regulariser; got one that adds"):
         problem.quadratic_program()
+
+
+def test_describe_names_the_factor_and_the_place_of_a_term_among_changes_of_variable() -> None:
+    plain = OptEq(6, 4, 5, alpha=1.0).double()
+    x = torch.randn(3, 6, dtype=torch.float64)
+    Q = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    outside = around(Regularized(ChangeOfVariable(plain.layers, matrix=Q, scale=3.0), "l2", 0.2))
+    assert "phi(A(z)) + 9 times the Moreau envelope of 0.2 |z|^2/2 over z" in objective(outside, x).describe()
+    inside = around(ChangeOfVariable(Regularized(plain.layers, "l2", 0.2), matrix=Q, scale=3.0))
+    assert "the Moreau envelope of 0.2 |z|^2/2, taken at the changed variable" in objective(inside, x).describe()

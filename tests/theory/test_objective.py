@@ -16,7 +16,7 @@ import equipoise.theory.potential
 from equipoise.core.errors import ConvergenceError
 from equipoise.layers import Cell, Equilibrium, OptEq, OptEqConv2d
 from equipoise.prox import ACTIVATIONS, MatrixActivation
-from equipoise.theory import DeepObjective, Objective, objective
+from equipoise.theory import DeepObjective, Objective, certify, objective
 from equipoise.theory.conjugate import conjugate
 
 
@@ -193,7 +193,7 @@ def test_objective_descends_along_plain_iteration() -> None:
 def test_descent_without_a_trace_says_how_to_get_one() -> None:
     layer, x = opteq(3, 3)
     layer(x)
-    with pytest.raises(ValueError, match=r"got None\. Call layer\(x, trace=True\) first"):
+    with pytest.raises(ValueError, match=r"got NoneType\. Call layer\(x, trace=True\) first"):
         objective(layer, x).descent(layer.last.trace)
 
 
@@ -452,3 +452,29 @@ def test_strong_convexity_is_as_large_as_described_and_no_larger(norm: float) ->
     modulus = problem._potential.modulus()
     assert curvature(top) == pytest.approx(modulus, rel=1e-6)
     assert all(curvature(normal(1, 7)) >= modulus for _ in range(20))
+
+
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "softplus", "elu"])
+def test_objective_at_zero_is_the_limit_of_values_nearby(activation: str) -> None:
+    torch.manual_seed(0)
+    problem = objective(OptEq(10, 6, 9, activation).double(), torch.randn(20, 10, dtype=torch.float64))
+    inside = problem.step(torch.zeros(20, 6))  # a point of the domain, towards which zero is approached
+    near = problem.value(1e-7 * inside)
+    assert near.isfinite().all()
+    assert torch.allclose(problem.value(torch.zeros(20, 6, dtype=torch.float64)), near, atol=1e-4)
+
+
+def test_objective_of_an_empty_batch_is_empty() -> None:
+    problem = objective(OptEq(3, 4, 7), torch.zeros(0, 3))
+    assert problem.value(torch.zeros(0, 4)).shape == (0,)
+
+
+def test_objective_refuses_inputs_that_the_layer_refuses_and_weights_that_are_not_finite() -> None:
+    layer = OptEq(6, 4, 7)
+    with pytest.raises(ValueError, match=r"^OptEq input must have shape \(batch, 6\); got \(2, 3, 6\)\.$"):
+        objective(layer, torch.zeros(2, 3, 6))
+    layer.layers.operators[0].scale_(float("nan"))
+    with pytest.raises(ValueError, match=r"^objective.layer must have finite weights; got NaN or infinity in layer 1\.$"):
+        objective(layer, torch.zeros(2, 6))
+    with pytest.raises(ValueError, match=r"^certify.layer must have finite weights; got NaN or infinity in layer 1\.$"):
+        certify(layer)

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.eager import is_wrapped
+
 __all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm", "shares_memory", "to_numpy"]
 
 Tree = Any
@@ -107,6 +109,7 @@ class Layout:
         self._channels_last = (
             self._single
             and first.dim() == 4
+            and not is_wrapped(first)  # vmap does not tell how its tensors lie
             and not first.is_contiguous()
             and first.is_contiguous(memory_format=torch.channels_last)
         )

@@ -100,6 +100,11 @@ class ChangeOfVariable(_Change):
         given = torch.tensor(shift, dtype=torch.float64) if isinstance(shift, int | float) else shift
         self.register_buffer("shift", given)
         self._condition = 1.0
+        for name, tensor in (("matrix", matrix), ("shift", given)):
+            if tensor is not None and not (
+                isinstance(tensor, Tensor) and tensor.is_floating_point() and bool(tensor.isfinite().all())
+            ):
+                raise ValueError(f"ChangeOfVariable.{name} must be a tensor of finite floating-point numbers; got {tensor!r}.")
         if matrix is not None:
             if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
                 raise ValueError(f"ChangeOfVariable.matrix must be square; got shape {tuple(matrix.shape)}.")
@@ -118,15 +123,28 @@ class ChangeOfVariable(_Change):
 
     def change(self, z: Tensor) -> Tensor:
         """Return `A(z)`."""
+        self._fit(z)
         z = z if self.matrix is None else z @ self.matrix.to(z).T
         z = z if self.scale == 1 else z * self.scale
         return z if self.shift is None else z + self.shift.to(z)
 
     def invert(self, y: Tensor) -> Tensor:
         """Return `A^-1(y)`."""
+        self._fit(y)
         y = y if self.shift is None else y - self.shift.to(y)
         y = y if self.scale == 1 else y / self.scale
         return y if self.inverse is None else y @ self.inverse.to(y).T
+
+    def _fit(self, z: Tensor) -> None:
+        if self.matrix is not None and (z.dim() != 2 or z.shape[1] != len(self.matrix)):
+            raise ValueError(
+                f"ChangeOfVariable.matrix must fit states of shape (batch, m); got {tuple(self.matrix.shape)} for a state of shape "
+                f"{tuple(z.shape)}."
+            )
+        if self.shift is not None and self.shift.shape not in (torch.Size(), z.shape[1:]):
+            raise ValueError(
+                f"ChangeOfVariable.shift must have the shape of one state, {tuple(z.shape[1:])}; got {tuple(self.shift.shape)}."
+            )
 
     def initial(self, x: Any, context: Any) -> Tensor:
         return self.invert(self.cell.initial(x, context))

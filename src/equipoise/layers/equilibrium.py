@@ -118,7 +118,7 @@ class Equilibrium(nn.Module):
         def report(flat: Solution) -> None:
             made[:] = [unpack_solution(flat, layout)]
             self.last = made[0]
-            self.outcomes.add(flat, self.stop)
+            self.outcomes.add(flat, self.stop, self.solver.remedy if self.solver else "")
 
         def report_adjoint(flat: Solution, stop: Stop) -> None:
             if made:

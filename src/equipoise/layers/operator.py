@@ -89,8 +89,11 @@ class Operator(nn.Module, ABC):
         """Return `W^T y`."""
         return self.adjoint_with(self.transposed(self.weights()), y)
 
-    def check(self, z: Tensor) -> None:
-        """Raise if the operator cannot act on states of this shape."""
+    def check(self, x: Tensor) -> None:
+        """Raise if inputs like `x` cannot go with states that the operator acts on."""
+        dtype = self.weights()[0].dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise ValueError(f"The input must be {dtype}, as the weights are; got {x.dtype}. Convert one of them.")
 
 
 class Dense(Operator):
@@ -134,6 +137,11 @@ class Dense(Operator):
 
     def bound(self, weights: Weights) -> Tensor:
         return dense_norm(weights[0])
+
+    def check(self, x: Tensor) -> None:
+        super().check(x)
+        if x.dim() != 2:
+            raise ValueError(f"The input must have shape (batch, features); got {tuple(x.shape)}.")
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
@@ -212,17 +220,20 @@ class Convolution(Operator):
 
     def zeros(self, c: Tensor) -> Tensor:
         zeros = c.new_zeros(c.shape[0], self.kernel.shape[1] * self.groups, *c.shape[2:])
-        return zeros.contiguous(memory_format=torch.channels_last)
+        return zeros if is_wrapped(zeros) else zeros.contiguous(memory_format=torch.channels_last)
 
     def bound(self, weights: Weights) -> Tensor:
         return convolution_bound(weights[0], groups=self.groups)
 
-    def check(self, z: Tensor) -> None:
+    def check(self, x: Tensor) -> None:
+        super().check(x)
+        if x.dim() != 4:
+            raise ValueError(f"The input must have shape (batch, channels, height, width); got {tuple(x.shape)}.")
         height, width = self.kernel.shape[2:]
-        if z.shape[2] < height or z.shape[3] < width:
+        if x.shape[2] < height or x.shape[3] < width:
             raise ValueError(
                 f"Convolution.kernel_size must not exceed the image; got a kernel of {height} x {width} for an image of "
-                f"{z.shape[2]} x {z.shape[3]}."
+                f"{x.shape[2]} x {x.shape[3]}."
             )
 
     def extra_repr(self) -> str:
@@ -271,9 +282,9 @@ class Composed(Operator):
     def bound(self, weights: Weights) -> Tensor:
         return torch.stack([part.bound(own) for part, own in self._split(weights)]).prod()
 
-    def check(self, z: Tensor) -> None:
+    def check(self, x: Tensor) -> None:
         for part in self._parts:
-            part.check(z)
+            part.check(x)
 
     def _split(self, weights: Weights) -> list[tuple[Operator, Weights]]:
         split, place = [], 0
@@ -285,14 +296,14 @@ class Composed(Operator):
 
 
 def separable(
-    in_channels: int, out_channels: int, kernel_size: int = 3, *, multiplier: int = 1, padding: Padding = "zeros"
+    in_channels: int, out_channels: int, kernel_size: int | tuple[int, int] = 3, *, multiplier: int = 1, padding: Padding = "zeros"
 ) -> Composed:
     """Return a depthwise-separable convolution: each channel for itself, then a mix of channels at each pixel (OptEq, 7.3.2).
 
     Args:
         in_channels: Channels of the state.
         out_channels: Channels of the result.
-        kernel_size: Side of the depthwise kernel.
+        kernel_size: Side of the depthwise kernel, or its height and width.
         multiplier: Channels that the depthwise convolution makes of each one.
         padding: `zeros` or `circular`.
     """

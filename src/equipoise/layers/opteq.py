@@ -14,14 +14,16 @@ from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
 from equipoise.layers.operator import Dense
 from equipoise.layers.opteq_cell import BOUND, Norm, OptEqCell, Unit
 from equipoise.prox.activation import Activation
+from equipoise.prox.matrix import MatrixActivation
 from equipoise.prox.regularizer import Regularizer
 from equipoise.prox.resolve import activation as to_activation
 from equipoise.solvers.base import Solver, Stop
 from equipoise.solvers.outcome import OnFailure
 from equipoise.solvers.sam import SAM
 
-__all__ = ["ActivationLike", "OptEq", "OptEqLayer", "RegularizerLike", "each_activation", "each_width"]
+__all__ = ["ActivationLike", "OptEq", "OptEqLayer", "RegularizerLike", "Shape", "each_activation", "each_width"]
 
+Shape = tuple[int | str, ...]
 RegularizerLike = str | Regularizer | Callable[[Tensor], Tensor]
 ActivationLike = str | Activation | nn.Module | Callable[[Tensor], Tensor]
 
@@ -31,6 +33,8 @@ class OptEqLayer(Equilibrium):
 
     def __init__(self, cell: OptEqCell, regularizer: RegularizerLike | None, strength: float, **solving: Any) -> None:
         solver = solving.get("solver")
+        if solver == "sam":
+            raise ValueError("OptEq.solver must be an object for SAM, which needs a regulariser; got 'sam'. Write SAM('l2').")
         if isinstance(solver, SAM) and solver.couples:
             cell.coupled = True
         whole = cell if regularizer is None else Regularized(cell, regularizer, strength)
@@ -46,6 +50,31 @@ class OptEqLayer(Equilibrium):
     def units(self, x: Tensor) -> list[Unit]:
         """Return the layers at their present weights for the input `x`."""
         return self.layers.units(x)
+
+    def check(self, x: Tensor, z0: Tensor | None = None) -> None:
+        """Raise unless `x` is an input of this layer, and `z0` a state to start at."""
+        for name, given, wanted in zip(("input", "z0"), (x, z0), self._shapes(), strict=True):
+            if name == "z0" and z0 is None:
+                continue
+            if not isinstance(given, Tensor):
+                raise ValueError(f"{type(self).__name__} {name} must be a tensor; got {type(given).__name__}.")
+            if not wanted:
+                continue
+            fits = given.dim() == len(wanted) and all(
+                n == m for n, m in zip(given.shape, wanted, strict=True) if isinstance(m, int)
+            )
+            if not fits:
+                shape = ", ".join(map(str, wanted))
+                raise ValueError(f"{type(self).__name__} {name} must have shape ({shape}); got {tuple(given.shape)}.")
+
+    def _shapes(self) -> tuple[Shape, Shape]:
+        """The shapes of inputs and states, where they are known; names stand for any number."""
+        return (), ()
+
+    def forward(self, x: Tensor, z0: Tensor | None = None, *, trace: bool = False) -> Tensor:
+        self.check(x, z0)
+        z: Tensor = super().forward(x, z0, trace=trace)
+        return z
 
     def project_(self) -> None:
         """Divide the weights whose norm is larger than the limit, in place."""
@@ -108,10 +137,12 @@ class OptEq(OptEqLayer):
         widths = each_width("OptEq", hidden)
         for name, value in (("in_features", in_features), ("state_features", state_features)):
             require_count(f"OptEq.{name}", value)
+        activations = each_activation(activation, len(widths))
+        require_sizes("OptEq", activations, widths)
         cell = OptEqCell(
             [Dense(state_features, width) for width in widths],
             [nn.Linear(in_features, width, bias=bias) for width in widths],
-            each_activation(activation, len(widths)),
+            activations,
             alpha=alpha,
             learn_alpha=learn_alpha,
             mu=mu,
@@ -133,11 +164,8 @@ class OptEq(OptEqLayer):
         self.in_features = in_features
         self.state_features = state_features
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, *, trace: bool = False) -> Tensor:
-        if x.dim() != 2 or x.shape[1] != self.in_features:
-            raise ValueError(f"OptEq input must have shape (batch, {self.in_features}); got {tuple(x.shape)}.")
-        z: Tensor = super().forward(x, z0, trace=trace)
-        return z
+    def _shapes(self) -> tuple[Shape, Shape]:
+        return ("batch", self.in_features), ("batch", self.state_features)
 
 
 def each_width(owner: str, hidden: int | Sequence[int]) -> list[int]:
@@ -157,3 +185,10 @@ def each_activation(given: ActivationLike | Sequence[ActivationLike], layers: in
     if len(given) != layers:
         raise ValueError(f"OptEq.activation must be one or one for each of the {layers} layers; got {len(given)}.")
     return [to_activation(one) for one in given]
+
+
+def require_sizes(owner: str, activations: Sequence[Activation], widths: Sequence[int]) -> None:
+    """Raise unless matrix activations have the sizes of their layers."""
+    for activation, width in zip(activations, widths, strict=True):
+        if isinstance(activation, MatrixActivation) and len(activation.S) != width:
+            raise ValueError(f"{owner}.activation must have a matrix of the size of its layer, {width}; got {len(activation.S)}.")

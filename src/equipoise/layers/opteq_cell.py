@@ -90,7 +90,8 @@ class OptEqCell(Cell):
         inputs: `x -> U_l x + b_l`, for each layer.
         activations: `s_1, ..., s_L`.
         alpha: `alpha`, shared or one for each layer, in (0, 1].
-        learn_alpha: Whether `alpha` is trained.
+        learn_alpha: Whether `alpha` is trained, one number if it is shared. A share of exactly 1 starts at 0.9999, from where it
+            moves slowly.
         mu: The scale `mu`.
         norm: How norms are controlled: `none`; `scale` divides each weight by its norm where that is too large, within the
             layer and differentiably; `project` leaves that to `project`, after each optimiser step.
@@ -266,6 +267,10 @@ class OptEqCell(Cell):
     def project_(self) -> None:
         """Divide the weights whose norm is larger than the limit, in place."""
         for layer, operator in enumerate(self._operators):
+            if not all(bool(weight.isfinite().all()) for weight in operator.weights()):
+                raise ValueError(
+                    f"project must find finite weights; got NaN or infinity in layer {layer + 1}. Lower the learning rate."
+                )
             excess = float(operator.bound(operator.weights())) / self.limit(layer)
             if excess > 1:
                 operator.scale_(1 / excess)
@@ -290,7 +295,7 @@ def _sums(weight: Tensor) -> tuple[float, float]:
 
 def _channels_last(x: Tensor) -> Tensor:
     """Lay images out as convolutions on a CPU run fastest; everything that follows keeps it."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not is_wrapped(x) else x
 
 
 def _add_skip(value: Tensor, z: Tensor, rest: Tensor | float | None) -> Tensor:
@@ -333,6 +338,9 @@ def project(module: nn.Module) -> None:
 
     Call it after each optimiser step, or let `project_after` do that.
     """
+    given: object = module
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"project.module must be a module; got {type(given).__name__}.")
     cells = [part for part in module.modules() if isinstance(part, OptEqCell) and part.norm == "project"]
     if not cells:
         raise ValueError("project.module must hold an OptEq with norm='project'; got none.")

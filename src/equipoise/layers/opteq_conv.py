@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.core.require import require_count
 from equipoise.gradients.base import Gradient
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
 from equipoise.layers.operator import Convolution, Operator, Padding
 from equipoise.layers.operator import separable as make_separable
-from equipoise.layers.opteq import ActivationLike, OptEqLayer, RegularizerLike, each_activation, each_width
+from equipoise.layers.opteq import ActivationLike, OptEqLayer, RegularizerLike, Shape, each_activation, each_width
 from equipoise.layers.opteq_cell import BOUND, Norm, OptEqCell
 from equipoise.solvers.base import Solver, Stop
 from equipoise.solvers.outcome import OnFailure
@@ -28,7 +28,7 @@ class OptEqConv2d(OptEqLayer):
         in_channels: Channels of the input.
         state_channels: Channels of the state, which is the output.
         hidden: Output channels of `W_l`, one number for each layer; a number means one layer.
-        kernel_size: Side of all kernels, of `W_l` and `U_l`.
+        kernel_size: Side of all kernels, of `W_l` and `U_l`, or their height and width. They must fit into the images.
         activation: As for `OptEq`, elementwise.
         alpha: As for `OptEq`.
         norm: As for `OptEq`; norms are proven bounds of the true operator norm at every image size.
@@ -57,7 +57,7 @@ class OptEqConv2d(OptEqLayer):
         in_channels: int,
         state_channels: int,
         hidden: int | Sequence[int],
-        kernel_size: int = 3,
+        kernel_size: int | tuple[int, int] = 3,
         activation: ActivationLike | Sequence[ActivationLike] = "relu",
         alpha: float | Sequence[float] = 0.8,
         norm: Norm = "scale",
@@ -79,20 +79,23 @@ class OptEqConv2d(OptEqLayer):
         stop: Stop | None = None,
     ) -> None:
         widths = each_width("OptEqConv2d", hidden)
-        for name, value in (("in_channels", in_channels), ("state_channels", state_channels), ("kernel_size", kernel_size)):
+        for name, value in (("in_channels", in_channels), ("state_channels", state_channels)):
             require_count(f"OptEqConv2d.{name}", value)
+        size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        for side in size:
+            require_count("OptEqConv2d.kernel_size", side)
         if separable and groups != 1:
             raise ValueError(f"OptEqConv2d.groups must be 1 for separable convolutions; got {groups}.")
 
         def weight(width: int) -> Operator:
             if separable:
-                return make_separable(state_channels, width, kernel_size, padding=padding)
-            return Convolution(state_channels, width, kernel_size, padding=padding, groups=groups)
+                return make_separable(state_channels, width, size, padding=padding)
+            return Convolution(state_channels, width, size, padding=padding, groups=groups)
 
         def injection(width: int) -> nn.Module:
             if not separable:
-                return _same_size(in_channels, width, kernel_size, padding, bias=bias)
-            depthwise = _same_size(in_channels, in_channels, kernel_size, padding, groups=in_channels, bias=False)
+                return _same_size(in_channels, width, size, padding, bias=bias)
+            depthwise = _same_size(in_channels, in_channels, size, padding, groups=in_channels, bias=False)
             return nn.Sequential(depthwise, nn.Conv2d(in_channels, width, 1, bias=bias))
 
         cell = OptEqCell(
@@ -122,19 +125,15 @@ class OptEqConv2d(OptEqLayer):
         self.in_channels = in_channels
         self.state_channels = state_channels
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, *, trace: bool = False) -> Tensor:
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            wanted = f"(batch, {self.in_channels}, height, width)"
-            raise ValueError(f"OptEqConv2d input must have shape {wanted}; got {tuple(x.shape)}.")
-        z: Tensor = super().forward(x, z0, trace=trace)
-        return z
+    def _shapes(self) -> tuple[Shape, Shape]:
+        return ("batch", self.in_channels, "height", "width"), ("batch", self.state_channels, "height", "width")
 
 
-def _same_size(into: int, out: int, size: int, padding: Padding, *, bias: bool, groups: int = 1) -> nn.Module:
+def _same_size(into: int, out: int, size: tuple[int, int], padding: Padding, *, bias: bool, groups: int = 1) -> nn.Module:
     """A convolution that keeps the image size."""
-    if size % 2:
-        return nn.Conv2d(into, out, size, padding=size // 2, padding_mode=padding, groups=groups, bias=bias)
-    before, after = (size - 1) // 2, size // 2
-    margin = (before, after, before, after)
+    height, width = size
+    if height % 2 and width % 2:
+        return nn.Conv2d(into, out, size, padding=(height // 2, width // 2), padding_mode=padding, groups=groups, bias=bias)
+    margin = ((width - 1) // 2, width // 2, (height - 1) // 2, height // 2)
     pad = nn.ZeroPad2d(margin) if padding == "zeros" else nn.CircularPad2d(margin)
     return nn.Sequential(pad, nn.Conv2d(into, out, size, groups=groups, bias=bias))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from equipoise.core.eager import is_wrapped
 from equipoise.core.registry import Registry
 from equipoise.core.require import require_positive
 
@@ -236,21 +237,46 @@ class Custom(Regularizer):
     coupled: bool = False
     lipschitz: float | None = None
     convex: bool | None = None
+    _inspected: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
             raise ValueError(f"Custom.function must be a function of the state; got {self.function!r}.")
         if self.lipschitz is not None:
             require_positive("Custom.lipschitz", self.lipschitz)
+        object.__setattr__(self, "_inspected", self.coupled)
 
     def value(self, z: Tensor) -> Tensor:
         value = self.function(z)
         wanted = () if self.coupled else (len(z),)
         if not isinstance(value, Tensor) or value.shape != wanted:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            remedy = "Sum over everything." if self.coupled else "Sum over all axes but the first, or set coupled=True."
+            remedy = (
+                "Sum over everything."
+                if self.coupled
+                else "Sum over all axes but the first, or use Custom(function, coupled=True)."
+            )
             raise ValueError(f"Custom.function must return a tensor of shape {wanted}; got {got}. {remedy}")
         return value
+
+    def gradient(self, z: Tensor) -> Tensor:
+        if not self._inspected and len(z) > 1 and not is_wrapped(z):
+            self._inspect(z)
+        return super().gradient(z)
+
+    def _inspect(self, z: Tensor) -> None:
+        """Refuse, once, a function that ties samples together without saying so: their solves would end on different problems."""
+        source = torch.Generator().manual_seed(0)
+        first, second = (torch.randn(z.shape, dtype=z.dtype, generator=source).to(z.device) for _ in range(2))
+        second[0] = first[0]
+        with torch.no_grad():
+            one, other = (_differentiate(self.value, point)[0] for point in (first, second))
+        if float((one - other).norm()) > 1e-3 * float(one.norm()):
+            raise ValueError(
+                "Custom.function must treat each sample for itself; got one whose gradient for a sample depends on the others. "
+                "Use Custom(function, coupled=True), with one number for the whole batch."
+            )
+        object.__setattr__(self, "_inspected", True)
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)

@@ -194,12 +194,14 @@ class Solver(ABC):
         needs_symmetric: Whether the Jacobian of the map must be symmetric positive semidefinite.
         predicts: Whether it gives `Move.gap`, so that the loop must recompute the final residual.
         exhausts: Whether it uses all its steps: it chooses among fixed points, so reaching one is no reason to stop.
+        remedy: What helps where its steps run out, if not what helps other solvers.
     """
 
     linear: ClassVar[bool] = False
     needs_symmetric: ClassVar[bool] = False
     predicts: ClassVar[bool] = False
     exhausts: ClassVar[bool] = False
+    remedy: ClassVar[str] = ""
 
     @abstractmethod
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:

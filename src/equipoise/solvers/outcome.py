@@ -29,8 +29,14 @@ VERB = {
 }
 
 
-def describe(solution: Solution, stop: Stop) -> str:
-    """Return one sentence on how a solve failed, with counts and remedies for its worst failure; empty if it did not."""
+def describe(solution: Solution, stop: Stop, short: str = "") -> str:
+    """Return one sentence on how a solve failed, with counts and remedies for its worst failure; empty if it did not.
+
+    Args:
+        solution: How it ended.
+        stop: Its stopping rule.
+        short: The remedy where steps ran out, if the usual one is not right.
+    """
     counts = solution.counts()
     failed = [status for status in counts if status != Status.CONVERGED]
     if not failed:
@@ -39,7 +45,7 @@ def describe(solution: Solution, stop: Stop) -> str:
     what = " and ".join(f"{counts[status]} of {total} samples {VERB[status]}" for status in failed)
     worst = solution.residual[~solution.converged].max().item()
     steps = int(solution.steps.max())
-    remedy = REMEDY[max(failed)]
+    remedy = short if short and max(failed) == Status.MAX_STEPS else REMEDY[max(failed)]
     eps = torch.finfo(solution.residual.dtype).eps
     if max(failed) in (Status.STALLED, Status.MAX_STEPS) and stop.tolerance < 10 * eps and worst < 1000 * eps:
         remedy = f"a tolerance of {stop.tolerance:.0e} is at the limit of {solution.residual.dtype}: loosen it or use float64"
@@ -49,8 +55,8 @@ def describe(solution: Solution, stop: Stop) -> str:
 class Outcomes:
     """Applies one policy to the solves of one layer, and counts how its samples ended.
 
-    Warnings come with the first failing solve and then when their number has grown tenfold, so that training shows a few lines and
-    never silence.
+    Warnings come with the first failing solve of each kind and then when their number has grown tenfold, so that training shows a
+    few lines and never silence.
 
     Args:
         on_failure: `raise`, `warn` or `ignore`.
@@ -64,9 +70,10 @@ class Outcomes:
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
         self._next_warning = 1
+        self._heard: set[Status] = set()  # kinds of failure that were warned of
 
-    def add(self, solution: Solution, stop: Stop) -> None:
-        """Count a solve, and complain as the policy says if some of it failed."""
+    def add(self, solution: Solution, stop: Stop, remedy: str = "") -> None:
+        """Count a solve, and complain as the policy says if some of it failed; `remedy` is what helps against `MAX_STEPS`."""
         self.solves += 1
         if bool((solution.status == Status.CONVERGED).all()):
             self.counts[Status.CONVERGED] += solution.status.numel()
@@ -74,10 +81,12 @@ class Outcomes:
         for status, count in solution.counts().items():
             self.counts[status] += count
         self.failures += 1
-        sentence = describe(solution, stop)
+        sentence = describe(solution, stop, remedy)
         if self.on_failure == "raise":
             raise ConvergenceError(f"{self.name}: {sentence}")
-        if self.on_failure == "warn" and self.failures >= self._next_warning:
+        kinds = {status for status in solution.counts() if status != Status.CONVERGED}
+        if self.on_failure == "warn" and (self.failures >= self._next_warning or not kinds <= self._heard):
             self._next_warning = 10 * self.failures
+            self._heard |= kinds
             tally = "" if self.failures == 1 else f" This was failure {self.failures} in {self.solves} solves."
             warnings.warn(f"{self.name}: {sentence}{tally}", ConvergenceWarning, stacklevel=2)

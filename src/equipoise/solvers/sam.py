@@ -50,6 +50,7 @@ class SAM(Solver):
     """
 
     exhausts: ClassVar[bool] = True
+    remedy: ClassVar[str] = "sequential averaging is slow: loosen tolerance to a residual of this size, or set on_failure='ignore'"
 
     regularizer: str | Regularizer | Callable[[Tensor], Tensor]
     rho: float = 0.3

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized
-from equipoise.theory.reading import changes_of, stretch
+from equipoise.theory.reading import changes_of, require_finite, stretch
 
 __all__ = ["Certificate", "certify"]
 
@@ -77,6 +77,7 @@ def certify(layer: Equilibrium, *, strict: bool = True) -> Certificate:
         strict: Whether to raise `ValueError` where the proof fails, rather than return a certificate that does not contract.
     """
     found, cell = changes_of("certify", layer)
+    require_finite("certify", cell)
     norms, factors = [], []
     operators = list(cell.operators)
     for operator, weights, activation, alpha in zip(operators, cell.effective_weights(), cell.activations, cell.alpha, strict=True):

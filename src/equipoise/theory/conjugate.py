@@ -36,6 +36,8 @@ def invert(potential: Potential, target: Tensor, t: float, start: Tensor) -> Ten
         start: Where to begin, like `target`.
     """
     y = start.clone()
+    if not len(y):
+        return y
     left = torch.arange(len(y), device=y.device)
     search = DampedNewton(potential, target, t, y)
     for _ in range(MAX_STEPS):
@@ -67,10 +69,12 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
     Args:
         potential: The layer.
         z: Shape (batch, m), float64.
-        tolerance: How far from the domain, relative to `|z| + |f(y)|`, a point may lie by rounding; its value is then that of a
+        tolerance: How far from the domain, relative to `|z| + |f(z)|`, a point may lie by rounding; its value is then that of a
             point of the domain within this distance.
     """
     value = torch.full_like(z[:, 0], math.nan)
+    if not len(z):
+        return value
     left = torch.arange(len(z), device=z.device)
     search = DampedNewton(potential, z, 0.0, z)
     record = torch.full_like(value, math.inf)

@@ -193,6 +193,9 @@ class DeepObjective:
         return w.reshape(-1, *self._potentials[0].shape)
 
     def _rows(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        given: object = blocks
+        if isinstance(given, Tensor):
+            raise ValueError("DeepObjective.blocks must be a list of blocks; got one tensor. Make them of a state by blocks(z).")
         if len(blocks) != len(self._potentials):
             raise ValueError(f"DeepObjective.blocks must be {len(self._potentials)}, one for each layer; got {len(blocks)}.")
         wanted = (len(self._potentials[0].c), *self._potentials[0].shape)

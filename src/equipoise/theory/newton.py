@@ -49,6 +49,8 @@ class DampedNewton:
         self.y = start
         self.damping = torch.full_like(start[:, 0], 1e-2 * (1 - t))
         self.stuck = torch.zeros_like(start[:, 0], dtype=torch.bool)
+        # The start's own size, or a gap to the target 0 would stay as large as the values that it is measured by.
+        self.floor = (1 - t) * row_norm(potential.prox(start))
         self.gradient, self.scale, self.size = self._gradient(start)
         self.value = self._value(start)
 
@@ -74,13 +76,14 @@ class DampedNewton:
         """Return the search of some rows only."""
         part = object.__new__(DampedNewton)
         part.potential, part.t = self.potential.take(rows), self.t
-        for name in ("target", "y", "damping", "stuck", "gradient", "scale", "size", "value"):
+        for name in ("target", "y", "damping", "stuck", "gradient", "floor", "scale", "size", "value"):
             setattr(part, name, getattr(self, name)[rows])
         return part
 
     def _gradient(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         f, t = self.potential.prox(y), self.t
-        scale = row_norm(self.target) + (1 - t) * row_norm(f) + t * row_norm(y) + torch.finfo(y.dtype).tiny
+        terms = torch.maximum((1 - t) * row_norm(f), self.floor) + t * row_norm(y)
+        scale = row_norm(self.target) + terms + torch.finfo(y.dtype).tiny
         gradient = (1 - t) * f + t * y - self.target
         return gradient, scale, row_norm(gradient) / scale
 

@@ -106,7 +106,7 @@ class Objective:
             z: A state.
             tolerance: How far from the domain, relative to `|z| + |f(z)|`, a state may lie by rounding; its value is then that of a
                 state within this distance. By default the square root of the machine epsilon of `z`. The iterates of a solve may
-                lie farther out, because domains have no interior when `W` has fewer rows than columns: see `on_step`.
+                lie farther out, on the wrong side of the edge of the domain: use `on_step` for them.
         """
         w = self._reading.enter(z, "Objective.value.z")
         if self._term is not None and self._alpha < 1:
@@ -229,8 +229,9 @@ class Objective:
 
     def descent(self, trace: Trace | None) -> Descent:
         """Return how a solve went down, given `layer.last.trace` of a solve with `trace=True`; residuals are the solve's own."""
-        if trace is None:
-            raise ValueError("Objective.descent.trace must be the path of a solve; got None. Call layer(x, trace=True) first.")
+        if not isinstance(trace, Trace):
+            got = type(trace).__name__
+            raise ValueError(f"Objective.descent.trace must be the path of a solve; got {got}. Call layer(x, trace=True) first.")
         return self._descent(trace.state, trace.residual)
 
     def _descent(self, states: Sequence[Tensor], residual: Tensor) -> Descent:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, OptEqCell, Regularized, Skip
+from equipoise.layers.opteq import OptEqLayer
 from equipoise.prox import AbsoluteSum, NuclearNorm, SquaredNorm
 from equipoise.theory.potential import Potential
 
-__all__ = ["Reading", "Term", "changes_of", "read", "stretch"]
+__all__ = ["Reading", "Term", "changes_of", "read", "require_finite", "stretch"]
 
 FORMULAS: dict[type, str] = {SquaredNorm: "|z|^2/2", AbsoluteSum: "|z|_1", NuclearNorm: "|z|_* (nuclear norm)"}
 
@@ -30,11 +31,13 @@ class Term:
         change: The regulariser's place.
         inner: The changes of variable between it and the innermost cell, outermost first.
         shape: The shape of one state.
+        outer: Whether there are changes of variable around the regulariser, too.
     """
 
     change: Regularized
     inner: tuple[ChangeOfVariable, ...]
     shape: torch.Size
+    outer: bool = False
 
     @property
     def coupled(self) -> bool:
@@ -68,10 +71,13 @@ class Term:
     def formula(self) -> str:
         """The regulariser, to be read by people."""
         R = self.change.regularizer
-        return f"{self.change.strength * self._factor:.3g} {FORMULAS.get(type(R), f'{type(R).__name__}(z)')}"
+        factor = self.change.strength * (1 if self.change.by_prox else self._factor)
+        return f"{factor:.3g} {FORMULAS.get(type(R), f'{type(R).__name__}(z)')}"
 
     def __str__(self) -> str:
-        return f"the Moreau envelope of {self.formula}" if self.change.by_prox else self.formula
+        times = "" if self._factor == 1 else f"{self._factor:.3g} times "
+        own = f"{times}the Moreau envelope of {self.formula}" if self.change.by_prox else self.formula
+        return f"{own}, taken at the changed variable" if self.outer else own
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def changes_of(owner: str, layer: Equilibrium) -> tuple[list[Cell], OptEqCell]:
     if not isinstance(given, Equilibrium):
         raise ValueError(
             f"{owner}.layer must be an Equilibrium, such as OptEq or OptEqConv2d; got {type(given).__name__}. "
-            "Give the layer inside it."
+            + ("Wrap it: Equilibrium(cell)." if isinstance(given, Cell) else "Give the layer inside it, such as model.equilibrium.")
         )
     found: list[Cell] = []
     cell: object = layer.cell
@@ -131,6 +137,13 @@ def changes_of(owner: str, layer: Equilibrium) -> tuple[list[Cell], OptEqCell]:
     return found, cell
 
 
+def require_finite(owner: str, cell: OptEqCell) -> None:
+    """Raise if a weight is not finite, of which nothing can be said."""
+    for place, operator in enumerate(cell.operators, start=1):
+        if not all(bool(weight.isfinite().all()) for weight in operator.parameters()):
+            raise ValueError(f"{owner}.layer must have finite weights; got NaN or infinity in layer {place}.")
+
+
 def read(layer: Equilibrium, x: Tensor) -> Reading:
     """Return the problem of a layer at the input `x`.
 
@@ -139,6 +152,9 @@ def read(layer: Equilibrium, x: Tensor) -> Reading:
     that is not conformal (it would need `A^T A grad R` to be a gradient), and one outside of a skip around several layers.
     """
     found, cell = changes_of("objective", layer)
+    require_finite("objective", cell)
+    if isinstance(layer, OptEqLayer):
+        layer.check(x)
     with torch.no_grad():
         units = cell.units(x)
         potentials = tuple(Potential(unit) for unit in units)
@@ -164,6 +180,8 @@ def read(layer: Equilibrium, x: Tensor) -> Reading:
         elif isinstance(change, Regularized):
             _refuse_unknown(term, turns, skipped and len(alphas) > 1)
             term = Term(change, tuple(turns), potentials[0].shape)
+    if term is not None and len(turns) > len(term.inner):
+        term = replace(term, outer=True)
     return Reading(potentials, tuple(alphas), term, tuple(turns))
 
 
