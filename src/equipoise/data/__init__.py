@@ -1,0 +1,37 @@
+"""Readers for the formats in which data sets are published, transforms of pictures, and batches that can be resumed."""
+
+# Importing a reader's module registers it.
+from equipoise.data import cifar, digits, folder, idx, mat, table, text  # noqa: F401
+from equipoise.data.batch import batch_count, batches
+from equipoise.data.dataset import Dataset
+from equipoise.data.errors import DataError
+from equipoise.data.reader import DATASETS, Reader, list_data, load_data
+from equipoise.data.transform import (
+    Compose,
+    Greyscale,
+    Normalize,
+    PadCropFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+    Transform,
+)
+
+__all__ = [
+    "DATASETS",
+    "Compose",
+    "DataError",
+    "Dataset",
+    "Greyscale",
+    "Normalize",
+    "PadCropFlip",
+    "RandomResizedCrop",
+    "Reader",
+    "Resize",
+    "ToFloat",
+    "Transform",
+    "batch_count",
+    "batches",
+    "list_data",
+    "load_data",
+]

@@ -1,0 +1,90 @@
+"""What every reader returns: samples with targets, and what is known about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils import data
+
+from equipoise.core import choose
+
+__all__ = ["TASKS", "Dataset", "Task"]
+
+Task = Literal["classification", "segmentation", "text", "arrays"]
+TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
+    """Samples `x` with targets `y`, in memory or read one by one; also a data set for `torch.utils.data.DataLoader`.
+
+    Args:
+        name: The registered name of its reader.
+        split: Which part of the published data it is.
+        task: What the targets are: classes, masks of classes, the next words, or labels of plain arrays.
+        classes: Names of the classes, or the vocabulary.
+        shape: Of one sample; of the first one where they differ.
+        x: All samples, uint8 (pictures, 0 to 255), float32 or int64 (words); `None` if they are read one by one.
+        y: All targets, int64.
+        sample: Reads sample number i, if they are read one by one.
+        count: How many samples `sample` can read.
+        ignore: The target that losses and scores must leave out, if there is one.
+    """
+
+    name: str
+    split: str
+    task: Task
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    x: Tensor | None = None
+    y: Tensor | None = None
+    sample: Callable[[int], tuple[Tensor, Tensor]] | None = None
+    count: int = 0
+    ignore: int | None = None
+
+    def __post_init__(self) -> None:
+        choose("Dataset.task", self.task, TASKS)
+        if self.sample is None and (self.x is None or self.y is None or len(self.x) != len(self.y)):
+            raise ValueError(f"Dataset must have x and y of equal length, or sample and count; got neither in {self.name!r}.")
+
+    def __len__(self) -> int:
+        return self.count if self.x is None else len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        place = index + len(self) if index < 0 else index
+        if not 0 <= place < len(self):
+            raise IndexError(f"Dataset has {len(self)} samples; got index {index}.")
+        if self.x is not None and self.y is not None:
+            return self.x[place], self.y[place]
+        assert self.sample is not None  # __post_init__ saw to it
+        return self.sample(place)
+
+    def __repr__(self) -> str:
+        shape = "x".join(str(n) for n in self.shape) or "scalar"
+        where = "read one by one" if self.x is None else "in memory"
+        return f"Dataset({self.name} {self.split}: {len(self)} samples {shape}, {len(self.classes)} classes, {self.task}, {where})"
+
+    def gather(self, indices: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return the samples with these numbers as one batch.
+
+        Args:
+            indices: Whole numbers from 0 to `len(self) - 1`.
+        """
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        if self.x is not None and self.y is not None:
+            return self.x[index], self.y[index]
+        pairs = [self[i] for i in index.tolist()]
+        if len({x.shape for x, _ in pairs}) > 1:
+            raise ValueError(f"Dataset.gather must have samples of one shape; {self.name!r} has several. Load it with size=(h, w).")
+        return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+    def in_memory(self) -> Dataset:
+        """Return the same samples, all read at once."""
+        if self.x is not None:
+            return self
+        x, y = self.gather(range(len(self)))
+        return replace(self, x=x, y=y, sample=None, count=0)

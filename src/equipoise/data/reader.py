@@ -1,0 +1,82 @@
+"""The registry of readers, and the functions that use it."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from equipoise.core import Registry, choose
+from equipoise.data.dataset import Dataset
+from equipoise.data.errors import DataError
+from equipoise.data.fetch import Download, fetch
+
+__all__ = ["DATASETS", "Reader", "list_data", "load_data"]
+
+
+@dataclass(frozen=True)
+class Reader(ABC):
+    """Reads one published format; the options of a format are the fields of its reader."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    downloads: ClassVar[dict[str, tuple[Download, ...]]] = {}
+    needs_root: ClassVar[bool] = False
+
+    @abstractmethod
+    def read(self, folder: Path, split: str) -> Dataset:
+        """Read one split from a folder.
+
+        Args:
+            folder: Where the published files are.
+            split: One of `splits`.
+        """
+
+    def missing(self, folder: Path, *files: str) -> DataError:
+        """Return the error that says which files to put where."""
+        remedy = " or pass download=True" if self.downloads else " (it cannot be fetched for you)"
+        return DataError(folder, f"{self.name} needs {' and '.join(files)} in this folder; put them there{remedy}")
+
+
+DATASETS: Registry[Reader] = Registry("dataset", Reader)  # type: ignore[type-abstract]
+
+
+def load_data(name: str, split: str = "train", root: str | Path | None = None, download: bool = False, **options: Any) -> Dataset:
+    """Return one split of a data set.
+
+    Args:
+        name: One of `list_data()`.
+        split: `train`, `test` or `val`, as far as they were published.
+        root: The folder with the data set's own files. By default the folder called like the data set in `$EQUIPOISE_DATA`, or
+            else in `~/.cache/equipoise`.
+        download: Whether to fetch files that are not there from where they were published. Nothing is ever fetched otherwise.
+        options: The options of the reader, such as `size=(64, 64)` for `image-folder`.
+    """
+    kind = DATASETS[name]
+    choose(f"load_data.split of {name!r}", split, kind.splits)
+    names = [field.name for field in fields(kind)]
+    for option in options:
+        if not names:
+            raise ValueError(f"load_data of {name!r} must have no options; got {option!r}.")
+        choose(f"load_data option of {name!r}", option, names)
+    if kind.needs_root and root is None:
+        raise ValueError(f"load_data.root must be given for {name!r}; got None. Pass the folder with the files.")
+    folder = _default_root() / name if root is None else Path(root).expanduser()
+    if download:
+        for file in kind.downloads.get(split, ()):
+            if not any((folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))):
+                fetch(file, folder)
+    return kind(**options).read(folder, split)
+
+
+def list_data() -> dict[str, str]:
+    """Return all names that `load_data` knows, each with one sentence about it."""
+    return {name: DATASETS[name].summary for name in DATASETS}
+
+
+def _default_root() -> Path:
+    place = os.environ.get("EQUIPOISE_DATA")
+    return Path(place).expanduser() if place else Path.home() / ".cache" / "equipoise"

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import gzip
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from published import (
+    WRITERS,
+    cifar_binary,
+    cifar_content,
+    cifar_pickle,
+    joined,
+    save_picture,
+    tar_bytes,
+    write_camvid,
+    write_folder,
+    write_idx,
+    write_svhn,
+    write_text,
+)
+from torch.utils.data import DataLoader
+
+from equipoise.data import DATASETS, DataError, list_data, load_data
+from equipoise.data.mat import read_mat
+from equipoise.data.table import read_csv
+
+CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
+
+
+def test_registry_every_reader_has_a_writer_of_test_files() -> None:
+    assert sorted(WRITERS) == sorted(DATASETS) == sorted(list_data())
+    assert all(DATASETS[name].name == name and text.endswith(".") for name, text in list_data().items())
+
+
+@pytest.mark.parametrize(("name", "split"), CASES)
+def test_reader_returns_what_was_written(name: str, split: str, tmp_path: Path) -> None:
+    x, y = WRITERS[name](tmp_path, split)
+    dataset = load_data(name, split, root=tmp_path)
+    assert (dataset.name, dataset.split, len(dataset)) == (name, split, len(x))
+    assert dataset.shape == x.shape[1:]
+    whole = dataset.in_memory()
+    assert whole.x is not None
+    assert whole.y is not None
+    assert whole.y.dtype == torch.int64
+    assert whole.x.dtype in (torch.uint8, torch.float32, torch.int64)
+    np.testing.assert_array_equal(whole.x.numpy(), x.astype(whole.x.numpy().dtype))
+    np.testing.assert_array_equal(whole.y.numpy(), y)
+    counted = whole.y[whole.y != dataset.ignore] if dataset.ignore is not None else whole.y
+    assert 0 <= int(counted.min()) <= int(counted.max()) < len(dataset.classes)
+    one, target = dataset[-1]
+    assert torch.equal(one, whole.x[-1])
+    assert torch.equal(target, whole.y[-1])
+    with pytest.raises(IndexError):
+        dataset[len(dataset)]
+    assert f"{name} {split}: {len(x)} samples" in repr(dataset)
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_reader_feeds_a_data_loader_and_survives_pickling(name: str, tmp_path: Path) -> None:
+    WRITERS[name](tmp_path, "train")
+    dataset = pickle.loads(pickle.dumps(load_data(name, root=tmp_path)))
+    x, y = next(iter(DataLoader(dataset, batch_size=2)))
+    for i in range(2):
+        assert torch.equal(x[i], dataset[i][0])
+        assert torch.equal(y[i], dataset[i][1])
+
+
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits"}))
+def test_reader_says_which_files_to_put_where(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"{tmp_path}.*: {name} needs .* in this folder; put them there") as caught:
+        load_data(name, root=tmp_path / "absent")
+    assert "\n" not in str(caught.value)
+    assert ("download=True" in str(caught.value)) == bool(DATASETS[name].downloads)
+
+
+@pytest.mark.parametrize("name", sorted(DATASETS))
+def test_reader_refuses_unknown_splits_and_options(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"load_data.split of .* must be one of .*; got 'tset'. Did you mean 'test'\?"):
+        load_data(name, "tset", root=tmp_path)
+    with pytest.raises(ValueError, match="option"):
+        load_data(name, root=tmp_path, colour="red")
+
+
+def test_load_data_suggests_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match=r"dataset must be one of .*; got 'minst'. Did you mean 'mnist'\?"):
+        load_data("minst")
+
+
+def test_load_data_uses_the_environment_for_its_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path))
+    (tmp_path / "mnist").mkdir()
+    write_idx(tmp_path / "mnist", "train")
+    assert len(load_data("mnist")) == 5
+    with pytest.raises(ValueError, match=r"load_data.root must be given for 'csv'"):
+        load_data("csv")
+
+
+def test_data_package_imports_nothing_optional() -> None:
+    code = "import sys, equipoise.data; print(sorted({'PIL', 'sklearn', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_idx_reader_reads_plain_files(tmp_path: Path) -> None:
+    x, _ = write_idx(tmp_path, "test", packed=False)
+    np.testing.assert_array_equal(load_data("mnist", "test", root=tmp_path).x, x)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_cifar_reader_reads_pickles_of_every_protocol(protocol: int, split: str, tmp_path: Path) -> None:
+    content = cifar_content(split)
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    for name, pair in content.items():
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(cifar_pickle(*pair, protocol=protocol))
+    dataset = load_data("cifar10", split, root=tmp_path)
+    for found, expected in zip((dataset.x, dataset.y), joined(content), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_cifar_reader_reads_a_pickle_of_python_2(tmp_path: Path) -> None:
+    # Laid out by hand as Python 2 wrote it: byte strings throughout, and numpy's old module names.
+    rows = bytes(range(256)) * 12
+    stream = (
+        b"\x80\x02}q\x01(U\x04dataq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85U\x01b\x87Rq\x05"
+        b"(K\x01K\x01M\x00\x0c\x86cnumpy\ndtype\nq\x06U\x02u1K\x00K\x01\x87Rq\x07(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xff"
+        b"K\x00tb\x89T\x00\x0c\x00\x00" + rows + b"tbU\x06labelsq\x08]q\x09K\x07au."
+    )
+    assert pickle.loads(stream, encoding="latin1")["labels"] == [7]  # our own bytes
+    (tmp_path / "test_batch").write_bytes(stream)
+    dataset = load_data("cifar10", "test", root=tmp_path)
+    assert dataset.x is not None
+    assert dataset.x.flatten().tolist() == list(rows)
+    assert dataset.y.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("folder", "suffix", "archive"), [("cifar-10-batches-bin", ".bin", "binary"), ("cifar-10-batches-py", "", "python")]
+)
+def test_cifar_reader_reads_archives_without_unpacking_them(folder: str, suffix: str, archive: str, tmp_path: Path) -> None:
+    content = cifar_content("train")
+    write = cifar_binary if suffix else cifar_pickle
+    members = {f"{folder}/{name}{suffix}": write(*content[name]) for name in reversed(content)}
+    path = tmp_path / f"cifar-10-{archive}.tar.gz"
+    path.write_bytes(tar_bytes({"cifar-10-batches-bin/readme.html": b"<html>", **members}))
+    dataset = load_data("cifar10", root=tmp_path)
+    np.testing.assert_array_equal(dataset.x, joined(content)[0])
+    np.testing.assert_array_equal(dataset.y, joined(content)[1])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", ["u1", "i2", "u2", "i4", "f4", "f8"])
+def test_read_mat_agrees_with_scipy(packed: bool, dtype: str, tmp_path: Path) -> None:
+    from scipy.io import loadmat, savemat
+
+    values = np.random.default_rng(0).integers(0, 100, (2, 3, 4)).astype(dtype)
+    savemat(tmp_path / "a.mat", {"first": "text", "a": values, "long_name_of_one": np.float64(3)}, do_compression=packed)
+    found, expected = read_mat(tmp_path / "a.mat", "a", "long_name_of_one"), loadmat(tmp_path / "a.mat")
+    np.testing.assert_array_equal(found["a"], expected["a"])
+    np.testing.assert_array_equal(found["long_name_of_one"], expected["long_name_of_one"])
+
+
+def test_svhn_reader_reads_unpacked_files_with_labels_in_floats(tmp_path: Path) -> None:
+    x, y = write_svhn(tmp_path, "test", packed=False)
+    dataset = load_data("svhn", "test", root=tmp_path)
+    np.testing.assert_array_equal(dataset.x, x)
+    np.testing.assert_array_equal(dataset.y, y)
+
+
+def test_image_folder_numbers_classes_as_in_training(tmp_path: Path) -> None:
+    write_folder(tmp_path, "train")
+    save_picture(tmp_path / "val" / "bee" / "0.jpg", np.zeros((4, 4, 3)))
+    dataset = load_data("image-folder", "val", root=tmp_path)
+    assert dataset.classes == ("ape", "bee")
+    assert dataset[0][1] == 1
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "LA", "1", "CMYK"])
+def test_image_folder_makes_three_channels_of_every_mode(mode: str, tmp_path: Path) -> None:
+    (tmp_path / "train" / "a").mkdir(parents=True)
+    suffix = "jpg" if mode == "CMYK" else "png"
+    Image.new("RGB", (4, 3), (255, 255, 255)).convert(mode).save(tmp_path / "train" / "a" / f"0.{suffix}")
+    x, _ = load_data("image-folder", root=tmp_path)[0]
+    assert x.shape == (3, 3, 4)
+    assert x.min() >= 254
+
+
+def test_image_folder_brings_pictures_to_one_size(tmp_path: Path) -> None:
+    pixels = np.zeros((10, 30, 3))
+    pixels[:, 8:22] = 200  # what a central crop keeps, and what the filter reaches beyond it
+    save_picture(tmp_path / "train" / "a" / "0.png", pixels)
+    save_picture(tmp_path / "train" / "a" / "1.png", pixels.transpose(1, 0, 2))
+    dataset = load_data("image-folder", root=tmp_path, size=(5, 5))
+    assert dataset.shape == (3, 5, 5)
+    assert (dataset.in_memory().x == 200).all()
+    with pytest.raises(ValueError, match=r"must have samples of one shape; .* Load it with size="):
+        load_data("image-folder", root=tmp_path).in_memory()
+    with pytest.raises(ValueError, match=r"ImageFolder.size must be None or a pair"):
+        load_data("image-folder", root=tmp_path, size=5)
+
+
+def test_camvid_reader_resizes_masks_without_mixing_classes(tmp_path: Path) -> None:
+    write_camvid(tmp_path, "train")
+    whole = load_data("camvid", root=tmp_path, size=(9, 11)).in_memory()
+    assert whole.x.shape == (2, 3, 9, 11)
+    assert whole.y.shape == (2, 9, 11)
+    assert set(whole.y.flatten().tolist()) <= {*range(11), 255}
+
+
+def test_text_reader_cuts_rows(tmp_path: Path) -> None:
+    x, _ = write_text(tmp_path, "train")
+    dataset = load_data("text", root=tmp_path, length=3)
+    assert dataset.classes == ("a", "b", "<eos>", "c", "<unk>")
+    assert dataset.x.tolist() == [x[:3].tolist(), x[3:6].tolist()]
+    assert dataset.y.tolist() == [x[1:4].tolist(), x[4:7].tolist()]
+
+
+def test_csv_reader_finds_the_label_by_name_and_takes_files_without_titles(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8")
+    x, y = read_csv(tmp_path / "a.csv", "kind")
+    assert (x.tolist(), y.tolist()) == ([[2.5, -300], [4, 5]], [1, 0])
+    (tmp_path / "b.csv").write_text("1,2,3\n4,5,6\n")
+    assert read_csv(tmp_path / "b.csv")[1].tolist() == [3, 6]
+
+
+def test_table_readers_take_the_number_of_classes(tmp_path: Path) -> None:
+    WRITERS["npz"](tmp_path, "train")
+    assert load_data("npz", root=tmp_path).classes == ("0", "1", "2")
+    assert len(load_data("npz", root=tmp_path, classes=7).classes) == 7
+
+
+def test_digits_split_is_stratified_and_covers_all() -> None:
+    train, test = load_data("digits"), load_data("digits", "test")
+    assert (len(train), len(test)) == (1438, 359)
+    for label in range(10):
+        part = int((test.y == label).sum())
+        assert abs(part / (part + int((train.y == label).sum())) - 0.2) < 0.01
+    assert train.x.min() == 0
+    assert train.x.max() == 1
+
+
+def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
+    x, _ = write_idx(tmp_path, "train", packed=False)
+    for path in list(tmp_path.iterdir()):
+        data = path.read_bytes()
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(data[:9]) + gzip.compress(data[9:]))
+        path.unlink()
+    np.testing.assert_array_equal(load_data("mnist", root=tmp_path).x, x)
