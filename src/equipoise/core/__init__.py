@@ -3,6 +3,7 @@
 from equipoise.core.denormal import flush_denormals
 from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
+from equipoise.core.file import remove_partials, write_atomically
 from equipoise.core.linalg import convolution_bound, dense_norm
 from equipoise.core.registry import Registry, choose
 from equipoise.core.require import require_count, require_fraction, require_positive
@@ -25,6 +26,7 @@ __all__ = [
     "full_precision",
     "is_wrapped",
     "outside_graphs",
+    "remove_partials",
     "require_count",
     "require_fraction",
     "require_positive",
@@ -33,4 +35,5 @@ __all__ = [
     "shares_memory",
     "stranger",
     "to_numpy",
+    "write_atomically",
 ]

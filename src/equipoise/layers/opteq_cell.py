@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.eager import is_wrapped
+from equipoise.core.errors import ConvergenceError
 from equipoise.core.registry import choose
 from equipoise.core.require import require_positive
 from equipoise.core.tree import Shared
@@ -176,6 +177,10 @@ class OptEqCell(Cell):
                 made[layer] = operator.scaled(weights, limit / bound)
         return made
 
+    def norms(self) -> list[Tensor]:
+        """Return a proven upper bound of `|W_l|` for each layer, after norm control."""
+        return [operator.bound(weights) for operator, weights in zip(self._operators, self.effective_weights(), strict=True)]
+
     def _known_bound(self, layer: int, weights: Weights) -> Tensor | None:
         """The bound of a layer's norm, if the weights are those that it was computed for."""
         mark, bound = self._bounds.get(layer, ((), None))
@@ -268,7 +273,7 @@ class OptEqCell(Cell):
         """Divide the weights whose norm is larger than the limit, in place."""
         for layer, operator in enumerate(self._operators):
             if not all(bool(weight.isfinite().all()) for weight in operator.weights()):
-                raise ValueError(
+                raise ConvergenceError(
                     f"project must find finite weights; got NaN or infinity in layer {layer + 1}. Lower the learning rate."
                 )
             excess = float(operator.bound(operator.weights())) / self.limit(layer)

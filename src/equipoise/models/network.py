@@ -62,7 +62,7 @@ class Network(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the equilibrium for a batch of images."""
-        z = self.equilibrium(self.extractor(self._images(x)))
+        z = self.equilibrium(self.extractor(self.images(x)))
         assert isinstance(z, Tensor)
         return z
 
@@ -81,7 +81,7 @@ class Network(nn.Module):
         }
         return {**counts, "total": sum(counts.values())}
 
-    def _images(self, x: Tensor) -> Tensor:
+    def images(self, x: Tensor) -> Tensor:
         """Return the input as images that the network can take, laid out as convolutions run fastest, or raise."""
         channels, height, width = self.input_shape
         if not x.is_floating_point():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -61,6 +62,10 @@ class Outcomes:
     Args:
         on_failure: `raise`, `warn` or `ignore`.
         name: What is being solved, as the sentence begins.
+
+    Attributes:
+        counts: Samples by how they ended.
+        observer: What to tell of each solve, before the policy applies.
     """
 
     def __init__(self, on_failure: OnFailure, name: str) -> None:
@@ -69,12 +74,15 @@ class Outcomes:
         self.solves = 0
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
+        self.observer: Callable[[Solution], None] | None = None
         self._next_warning = 1
         self._heard: set[Status] = set()  # kinds of failure that were warned of
 
     def add(self, solution: Solution, stop: Stop, remedy: str = "") -> None:
         """Count a solve, and complain as the policy says if some of it failed; `remedy` is what helps against `MAX_STEPS`."""
         self.solves += 1
+        if self.observer is not None:
+            self.observer(solution)
         if bool((solution.status == Status.CONVERGED).all()):
             self.counts[Status.CONVERGED] += solution.status.numel()
             return
