@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equipoise.data import Compose, Greyscale, Normalize, PadCropFlip, RandomResizedCrop, Resize, ToFloat, Transform
+from equipoise.data import AddNoise, Compose, Greyscale, Normalize, PadCropFlip, RandomResizedCrop, Resize, ToFloat, Transform
 
 ALL = [
     ToFloat(),
@@ -92,6 +92,8 @@ def test_transform_refuses_wrong_shapes(transform: Transform) -> None:
         (lambda: RandomResizedCrop((4, 4), scale=(0.5, 1.5)), "RandomResizedCrop.scale must be in"),
         (lambda: RandomResizedCrop((4, 4), ratio=(0, 1)), "RandomResizedCrop.ratio must be a positive"),
         (lambda: Greyscale(0), "Greyscale.channels must be"),
+        (lambda: AddNoise(-1), "AddNoise.sigma must be zero or a positive number"),
+        (lambda: AddNoise(math.inf), "AddNoise.sigma must be zero or a positive number"),
         (lambda: Compose(torch.relu), "Compose.transforms must be transforms"),  # type: ignore[arg-type]
     ],
 )
@@ -119,6 +121,14 @@ def test_greyscale_agrees_with_pillow() -> None:
     expected = np.asarray(Image.fromarray(x[0].permute(1, 2, 0).numpy()).convert("L"))
     found, _ = Greyscale()(x, y)
     assert np.abs(found[0, 0].numpy().astype(int) - expected.astype(int)).max() <= 1
+
+
+def test_greyscale_takes_pictures_that_are_grey_already() -> None:
+    grey, y = Greyscale()(*pictures())
+    again, _ = Greyscale(3)(grey, y)
+    assert torch.equal(again, grey.expand(-1, 3, -1, -1))
+    with pytest.raises(ValueError, match=r"Greyscale.x must have 3 channels, or 1; got 2"):
+        Greyscale()(grey.expand(-1, 2, -1, -1), y)
 
 
 @pytest.mark.parametrize("size", [(4, 5), (16, 20), (5, 30), (8, 10)])
@@ -208,6 +218,35 @@ def test_random_resized_crop_draws_boxes_as_one_by_one(height: int, width: int, 
     assert (found[:, :2] + found[:, 2:] <= [height, width]).all()
     for i in range(4):
         assert ks_2samp(found[:, i], expected[:, i]).pvalue > 1e-3
+
+
+def test_add_noise_adds_a_normal_sample_and_keeps_the_clean_pictures_as_targets() -> None:
+    from scipy.stats import kstest
+
+    x, labels = pictures(40)[0] / 255, torch.arange(40)
+    state = torch.get_rng_state()
+    noisy, clean = AddNoise(0.3)(x, labels, generator=seeded())
+    again, _ = AddNoise(0.3)(x, labels, generator=seeded())
+    assert torch.equal(noisy, again)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(clean, x)
+    assert kstest(((noisy - clean) / 0.3).flatten().numpy(), "norm").pvalue > 1e-3
+    assert not torch.equal(AddNoise(0.3)(x, labels, generator=seeded(1))[0], noisy)
+    assert torch.equal(AddNoise(0)(x, labels, generator=seeded())[0], x)
+    assert AddNoise(0.3)(x.double(), labels, generator=seeded())[0].dtype == torch.float64
+
+
+def test_add_noise_refuses_bytes_no_generator_and_to_come_before_what_moves_pixels() -> None:
+    x, mask = pictures()
+    with pytest.raises(ValueError, match=r"AddNoise.x must hold floats; got torch.uint8"):
+        AddNoise(0.1)(x, mask, generator=seeded())
+    with pytest.raises(ValueError, match=r"AddNoise.generator must be a torch.Generator"):
+        AddNoise(0.1)(x / 255, mask)
+    noisy, clean = Compose(PadCropFlip(), ToFloat(), AddNoise(0.0), Normalize(0.5, 2.0))(x, mask, generator=seeded())
+    assert torch.allclose(2 * noisy + 0.5, clean)
+    for moving in (PadCropFlip(), Resize((4, 4)), RandomResizedCrop((4, 4))):
+        with pytest.raises(ValueError, match=f"{type(moving).__name__}.y must not be pictures.*AddNoise after it"):
+            Compose(ToFloat(), AddNoise(0.1), moving)(x, mask, generator=seeded())
 
 
 def test_compose_has_a_readable_name() -> None:

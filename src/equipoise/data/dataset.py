@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,6 +81,41 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if len({x.shape for x, _ in pairs}) > 1:
             raise ValueError(f"Dataset.gather must have samples of one shape; {self.name!r} has several. Load it with size=(h, w).")
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+    def about(self) -> dict[str, Any]:
+        """Return what is known about the samples, as plain values."""
+        return {name: getattr(self, name) for name in ("name", "task", "classes", "shape", "ignore")}
+
+    def take(self, indices: Tensor | Sequence[int]) -> Dataset:
+        """Return the data set of some of the samples, in the order given.
+
+        Args:
+            indices: Whole numbers from 0 to `len(self) - 1`.
+        """
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        if self.x is not None and self.y is not None:
+            return replace(self, x=self.x[index], y=self.y[index])
+        places = index.tolist()
+        return replace(self, sample=lambda i: self[places[i]], count=len(places))
+
+    def select(self, labels: Sequence[int]) -> Dataset:
+        """Return the samples of some classes, which are numbered anew in the order given.
+
+        Args:
+            labels: Numbers of classes, each once.
+        """
+        if self.task not in ("classification", "arrays") or self.y is None:
+            raise ValueError(f"Dataset.select must have one class for each sample, in memory; {self.name!r} is {self.task}.")
+        if len(set(labels)) != len(labels) or not labels or any(not 0 <= label < len(self.classes) for label in labels):
+            raise ValueError(
+                f"Dataset.select.labels must be different numbers from 0 to {len(self.classes) - 1}; got {list(labels)}."
+            )
+        number = torch.full((len(self.classes),), -1)
+        number[list(labels)] = torch.arange(len(labels))
+        rows = torch.nonzero(number[self.y] >= 0).flatten()
+        kept = self.take(rows)
+        assert kept.y is not None  # it is a part of ours
+        return replace(kept, y=number[kept.y], classes=tuple(self.classes[label] for label in labels))
 
     def in_memory(self) -> Dataset:
         """Return the same samples, all read at once."""

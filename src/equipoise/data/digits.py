@@ -25,10 +25,8 @@ class Digits(Reader):
     summary = "Handwritten digits, 1,438 + 359 grey pictures of 8 x 8, bundled with scikit-learn."
 
     def read(self, folder: Path, split: str) -> Dataset:
-        try:
-            from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise ImportError("The digits need scikit-learn. Install equipoise with its extra 'data'.") from error
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
         pixels, labels = load_digits(return_X_y=True)
         random = np.random.RandomState(0)  # the old generator, because its numbers are promised never to change
         test = np.zeros(len(labels), dtype=bool)

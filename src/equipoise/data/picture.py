@@ -84,10 +84,8 @@ def _pixels(picture: Any, size: Size) -> Tensor:
 
 
 def _pillow() -> ModuleType:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("Pictures need Pillow. Install equipoise with its extra 'data'.") from error
+    from PIL import Image  # when a picture is read, not when the library is imported
+
     return Image
 
 

@@ -5,15 +5,24 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from equipoise.core import require_count, require_fraction, require_positive
+from equipoise.core import require_count, require_positive
 
-__all__ = ["Compose", "Greyscale", "Normalize", "PadCropFlip", "RandomResizedCrop", "Resize", "ToFloat", "Transform"]
+__all__ = [
+    "AddNoise",
+    "Compose",
+    "Greyscale",
+    "Normalize",
+    "ToFloat",
+    "Transform",
+    "match_kind",
+    "require_floats",
+    "require_generator",
+]
 
 
 class Transform(ABC):
@@ -21,7 +30,12 @@ class Transform(ABC):
 
     Other targets than masks stay as they are. Random transforms draw from the generator that the call is given and from nothing
     else, so that a run can be repeated.
+
+    Attributes:
+        moves_pixels: Whether it changes where things are, so that targets that are pictures would no longer belong to `x`.
     """
+
+    moves_pixels: ClassVar[bool] = False
 
     def __call__(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return the changed batch and its targets.
@@ -35,6 +49,8 @@ class Transform(ABC):
             raise ValueError(f"{self._name}.x must have shape (batch, channels, height, width); got {tuple(x.shape)}.")
         if len(y) != len(x) or (y.dim() == 3 and y.shape[1:] != x.shape[2:]):
             raise ValueError(f"{self._name}.y must have a target or a mask for each picture; got {tuple(y.shape)}.")
+        if self.moves_pixels and y.dim() == 4:
+            raise ValueError(f"{self._name}.y must not be pictures, which it would not move; got them. Apply AddNoise after it.")
         return self.apply(x, y, generator)
 
     @abstractmethod
@@ -108,8 +124,7 @@ class Normalize(Transform):
                 raise ValueError(f"Normalize.mean must be finite; got {value!r}.")
 
     def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        if not x.is_floating_point():
-            raise ValueError(f"Normalize.x must hold floats; got {x.dtype}. Apply ToFloat() first.")
+        require_floats("Normalize", x)
         moved = [torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, 1, 1) for value in (self.mean, self.std)]
         for value in moved:
             if len(value) not in (1, x.shape[1]):
@@ -120,7 +135,7 @@ class Normalize(Transform):
 @final
 @dataclass(frozen=True)
 class Greyscale(Transform):
-    """Turns three channels into their luminance, `0.299 R + 0.587 G + 0.114 B` (ITU-R BT.601).
+    """Turns three channels into their luminance, `0.299 R + 0.587 G + 0.114 B` (ITU-R BT.601); one channel is that already.
 
     Args:
         channels: How often to repeat it.
@@ -132,190 +147,52 @@ class Greyscale(Transform):
         require_count("Greyscale.channels", self.channels)
 
     def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        if x.shape[1] == 1:
+            return x.expand(-1, self.channels, -1, -1), y
         if x.shape[1] != 3:
-            raise ValueError(f"Greyscale.x must have 3 channels; got {x.shape[1]}.")
+            raise ValueError(f"Greyscale.x must have 3 channels, or 1; got {x.shape[1]}.")
         values = x if x.is_floating_point() else x.to(torch.float32)
         weights = values.new_tensor((0.299, 0.587, 0.114))
         grey = torch.einsum("bchw,c->bhw", values, weights)[:, None]
-        return _like(grey, x).expand(-1, self.channels, -1, -1), y
+        return match_kind(grey, x).expand(-1, self.channels, -1, -1), y
 
 
 @final
 @dataclass(frozen=True)
-class Resize(Transform):
-    """Brings pictures to a size by bilinear interpolation, with a wider filter where they shrink; masks by the nearest pixel.
+class AddNoise(Transform):
+    """Adds Gaussian noise and makes the clean pictures the targets, for a model that is to remove it.
+
+    Put it after all that moves pixels, which must move clean and noisy ones alike.
 
     Args:
-        size: Height and width.
+        sigma: Standard deviation of the noise, in the units of the pictures.
     """
 
-    size: tuple[int, int]
+    sigma: float
 
     def __post_init__(self) -> None:
-        _check_size("Resize", self.size)
+        require_positive("AddNoise.sigma", self.sigma, or_zero=True)
 
     def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        values = x if x.is_floating_point() else x.to(torch.float32)
-        scaled = functional.interpolate(values, self.size, mode="bilinear", antialias=True)
-        if y.dim() == 3:
-            rows, columns = (
-                ((torch.arange(new, device=y.device) + 0.5) * old / new).long()
-                for new, old in zip(self.size, y.shape[1:], strict=True)
-            )
-            y = y[:, rows[:, None], columns]
-        return _like(scaled, x), y
+        require_floats("AddNoise", x)
+        generator = require_generator("AddNoise", generator)
+        noise = torch.randn(x.shape, generator=generator, device=generator.device)
+        return x + self.sigma * noise.to(x), x
 
 
-@final
-@dataclass(frozen=True)
-class PadCropFlip(Transform):
-    """Pads pictures, cuts out a part of the old size at random, and mirrors some from left to right (He et al., 2016).
-
-    Args:
-        padding: Pixels of `fill` on each side.
-        flip: The probability of mirroring.
-        fill: What to pad pictures with.
-        ignore: What to pad masks with.
-    """
-
-    padding: int = 4
-    flip: float = 0.5
-    fill: float = 0
-    ignore: int = 255
-
-    def __post_init__(self) -> None:
-        if isinstance(self.padding, bool) or not isinstance(self.padding, int) or self.padding < 0:
-            raise ValueError(f"PadCropFlip.padding must be a whole number of at least 0; got {self.padding!r}.")
-        _check_flip("PadCropFlip", self.flip)
-
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        count, _, height, width = x.shape
-        top, left = (_whole("PadCropFlip", 2 * self.padding + 1, count, generator) for _ in range(2))
-        mirrored = _uniform("PadCropFlip", (count,), generator) < self.flip
-        rows = top[:, None] + torch.arange(height)
-        columns = left[:, None] + torch.arange(width)
-        columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-        x = _pick(functional.pad(x, (self.padding,) * 4, value=self.fill), rows, columns)
-        if y.dim() == 3:
-            y = _pick(functional.pad(y, (self.padding,) * 4, value=self.ignore)[:, None], rows, columns)[:, 0]
-        return x, y
+def require_floats(owner: str, x: Tensor) -> None:
+    """Raise unless pictures hold floats."""
+    if not x.is_floating_point():
+        raise ValueError(f"{owner}.x must hold floats; got {x.dtype}. Apply ToFloat() first.")
 
 
-@final
-@dataclass(frozen=True)
-class RandomResizedCrop(Transform):
-    """Cuts out a box of random area and shape, brings it to a size, and mirrors some (Szegedy et al., 2015).
-
-    A box has `u` times the area of the picture, `u` uniform in `scale`, and the logarithm of its width over its height is uniform
-    in `ratio`. Of ten boxes the first that fits is taken; if none does, the largest box about the centre of a shape in `ratio`.
-    Each picture is multiplied by its own two matrices of interpolation weights, so the batch needs no loop.
-
-    Args:
-        size: Height and width of the result.
-        scale: Least and largest area, as parts of the picture's.
-        ratio: Least and largest width over height.
-        flip: The probability of mirroring.
-    """
-
-    size: tuple[int, int]
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check_size("RandomResizedCrop", self.size)
-        for name, (least, most) in (("scale", self.scale), ("ratio", self.ratio)):
-            require_positive(f"RandomResizedCrop.{name}", least)
-            if not least <= most < math.inf:
-                raise ValueError(f"RandomResizedCrop.{name} must rise; got {(least, most)}.")
-        require_fraction("RandomResizedCrop.scale", self.scale[1])
-        _check_flip("RandomResizedCrop", self.flip)
-
-    def boxes(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
-        """Draw boxes: top, left, height and width of each, shape (count, 4).
-
-        Args:
-            count: How many.
-            height: Of the pictures.
-            width: Of the pictures.
-            generator: Where random numbers come from.
-        """
-        draws = _uniform("RandomResizedCrop", (4, count, 10), generator)
-        area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[0])
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        shape = torch.exp(low + (high - low) * draws[1])
-        h, w = torch.round(torch.sqrt(area / shape)).long(), torch.round(torch.sqrt(area * shape)).long()
-        fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
-        chosen = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of the largest
-        h, w = h.gather(1, chosen)[:, 0], w.gather(1, chosen)[:, 0]
-        centre = min(max(width / height, self.ratio[0]), self.ratio[1])
-        whole = (max(1, min(height, round(width / centre))), max(1, min(width, round(height * centre))))
-        any_fits = fits.any(1)
-        h, w = torch.where(any_fits, h, whole[0]), torch.where(any_fits, w, whole[1])
-        top = (draws[2].gather(1, chosen)[:, 0] * (height - h + 1)).long()
-        left = (draws[3].gather(1, chosen)[:, 0] * (width - w + 1)).long()
-        top, left = torch.where(any_fits, top, (height - h) // 2), torch.where(any_fits, left, (width - w) // 2)
-        return torch.stack([top, left, h, w], dim=1)
-
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        count, _, height, width = x.shape
-        top, left, h, w = self.boxes(count, height, width, generator).unbind(1)
-        mirrored = _uniform("RandomResizedCrop", (count,), generator) < self.flip
-        values = x if x.is_floating_point() else x.to(torch.float32)
-        down = _weights(top, h, height, self.size[0])
-        across = _weights(left, w, width, self.size[1])
-        across = torch.where(mirrored[:, None, None], across.flip(1), across)
-        scaled = down.to(values)[:, None] @ (values @ across.to(values)[:, None].mT)
-        if y.dim() == 3:
-            rows, columns = _nearest(top, h, self.size[0]), _nearest(left, w, self.size[1])
-            columns = torch.where(mirrored[:, None], columns.flip(1), columns)
-            y = _pick(y[:, None], rows, columns)[:, 0]
-        return _like(scaled, x), y
-
-
-def _weights(start: Tensor, length: Tensor, whole: int, new: int) -> Tensor:
-    """Return the matrices (batch, new, whole) that interpolate linearly within a segment, with a wider filter where it shrinks."""
-    step = (length / new)[:, None, None]
-    centre = (torch.arange(new)[:, None] + 0.5) * step  # (batch, new, 1), from the start of the segment
-    pixel = torch.arange(whole) - start[:, None, None] + 0.5
-    weight = (1 - (pixel - centre).abs() / step.clamp(min=1)).clamp(min=0)
-    weight = weight * ((pixel > 0) & (pixel < length[:, None, None]))
-    return weight / weight.sum(2, keepdim=True)
-
-
-def _nearest(start: Tensor, length: Tensor, new: int) -> Tensor:
-    return start[:, None] + ((torch.arange(new) + 0.5) * length[:, None] / new).long()
-
-
-def _pick(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return `x[b, c, rows[b, i], columns[b, j]]`."""
-    count, channels = x.shape[:2]
-    rows, columns = rows.to(x.device), columns.to(x.device)
-    x = x.gather(2, rows[:, None, :, None].expand(count, channels, -1, x.shape[3]))
-    return x.gather(3, columns[:, None, None, :].expand(count, channels, x.shape[2], -1))
-
-
-def _like(values: Tensor, x: Tensor) -> Tensor:
-    return values if x.is_floating_point() else values.round().clamp(0, 255).to(x.dtype)
-
-
-def _uniform(owner: str, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+def require_generator(owner: str, generator: torch.Generator | None) -> torch.Generator:
+    """Return the generator of random numbers, or raise if there is none."""
     if generator is None:
         raise ValueError(f"{owner}.generator must be a torch.Generator, so that the run can be repeated; got None.")
-    return torch.rand(shape, generator=generator, device=generator.device).cpu()
+    return generator
 
 
-def _whole(owner: str, below: int, count: int, generator: torch.Generator | None) -> Tensor:
-    return (_uniform(owner, (count,), generator) * below).long().clamp(max=below - 1)
-
-
-def _check_size(owner: str, size: object) -> None:
-    if not isinstance(size, tuple) or len(size) != 2:
-        raise ValueError(f"{owner}.size must be a pair (height, width); got {size!r}.")
-    for length in size:
-        require_count(f"{owner}.size", length)
-
-
-def _check_flip(owner: str, flip: float) -> None:
-    if not 0 <= flip <= 1:
-        raise ValueError(f"{owner}.flip must be in [0, 1]; got {flip!r}.")
+def match_kind(values: Tensor, x: Tensor) -> Tensor:
+    """Return values computed from pictures as bytes if those are bytes."""
+    return values if x.is_floating_point() else values.round().clamp(0, 255).to(x.dtype)
