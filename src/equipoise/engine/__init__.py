@@ -1,0 +1,54 @@
+"""Training, scoring and predicting: runs that can be stopped at any moment, and that say what their solves did."""
+
+from equipoise.engine.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    Stored,
+    read_checkpoint,
+    write_checkpoint,
+)
+from equipoise.engine.distributed import Group, SyncedBatchNorm, synchronize
+from equipoise.engine.evaluate import Evaluation, evaluate
+from equipoise.engine.interrupt import Interrupted
+from equipoise.engine.log import MetricLog, read_metrics
+from equipoise.engine.optimizer import Average, make_optimizer
+from equipoise.engine.progress import Progress, make_progress
+from equipoise.engine.settings import Optimizer, Schedule, Train
+from equipoise.engine.snapshot import load_weights
+from equipoise.engine.solves import Solves, operator_norms
+from equipoise.engine.summary import Summary
+from equipoise.engine.task import TASKS, Task, make_task
+from equipoise.engine.trainer import Trainer
+
+__all__ = [
+    "TASKS",
+    "Average",
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "Evaluation",
+    "Group",
+    "Interrupted",
+    "MetricLog",
+    "Optimizer",
+    "Progress",
+    "Schedule",
+    "Solves",
+    "Stored",
+    "Summary",
+    "SyncedBatchNorm",
+    "Task",
+    "Train",
+    "Trainer",
+    "evaluate",
+    "load_weights",
+    "make_optimizer",
+    "make_progress",
+    "make_task",
+    "operator_norms",
+    "read_checkpoint",
+    "read_metrics",
+    "synchronize",
+    "write_checkpoint",
+]

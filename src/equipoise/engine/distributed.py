@@ -1,0 +1,360 @@
+"""Several processes that train one model: their group, and batch normalisation over all of their samples."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.parallel import DistributedDataParallel
+
+from equipoise.layers import Cell
+
+__all__ = ["Group", "SyncedBatchNorm", "synchronize"]
+
+# Long enough for one process to write checkpoints and reports while the others wait; then a lost process is an error.
+TIMEOUT = timedelta(minutes=10)
+
+_REMEDY = "Start with torchrun, which sets all of its variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
+
+
+@dataclass
+class Group:
+    """The processes that train together; by default this one alone, which needs and costs nothing.
+
+    All processes must call the same methods in the same order. A process that is lost makes the next call of the others raise
+    `RuntimeError`, after ten minutes at the latest.
+
+    Args:
+        rank: The number of this process, from 0.
+        local_rank: Its number among those of the same machine.
+        world: How many processes there are.
+        device: Where this process computes.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def from_environment(cls, device: str | torch.device = "cpu") -> Group:
+        """Return the group that torchrun's environment variables describe, started, or a group of one where there are none.
+
+        Args:
+            device: Where to compute. On `cuda`, process `i` of a machine takes GPU `i`, and they communicate by NCCL; on `cpu` by
+                gloo.
+        """
+        device = torch.device(device)
+        if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys():
+            return cls(device=device)
+        rank, local_rank, world = (_whole(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+        if not local_rank <= rank < world:
+            raise ValueError(
+                "Group's environment must have LOCAL_RANK <= RANK < WORLD_SIZE; "
+                f"got LOCAL_RANK={local_rank}, RANK={rank}, WORLD_SIZE={world}. {_REMEDY}"
+            )
+        if world == 1:
+            return cls(device=device)
+        if not os.environ.get("MASTER_ADDR"):
+            raise ValueError(f"Group's environment must have MASTER_ADDR; got ''. {_REMEDY}")
+        _whole("MASTER_PORT")
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"Group.device must be cpu or cuda for several processes; got {str(device)!r}.")
+        if device.type == "cuda":
+            if local_rank >= torch.cuda.device_count():
+                raise ValueError(
+                    f"Group must have one GPU for each process of a machine; got process {local_rank + 1} and "
+                    f"{torch.cuda.device_count()} GPUs. Start torchrun with fewer processes, or with the device cpu."
+                )
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        if not dist.is_available() or not dist.is_backend_available(backend):
+            raise ValueError(
+                f"Group of {world} processes must have torch.distributed with {backend}, which this build of torch lacks."
+            )
+        if dist.is_initialized():
+            raise ValueError("Group.from_environment must be called once; got a second call. Pass the group on, or close it first.")
+        store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))  # type: ignore[attr-defined]
+        dist.init_process_group(
+            backend,
+            store=_own(store, rank, world),
+            rank=rank,
+            world_size=world,
+            timeout=TIMEOUT,
+            device_id=device if device.type == "cuda" else None,
+        )
+        return cls(rank, local_rank, world, device)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum of the processes' tensors, in each of them; a new tensor.
+
+        Args:
+            tensor: This process's; the same shape and dtype in all.
+        """
+        total = tensor.detach().clone(memory_format=torch.contiguous_format)
+        if self.world == 1:
+            return total
+        total = total.to(self.device)
+        dist.all_reduce(total)
+        return total.to(tensor.device)
+
+    def any(self, flag: bool) -> bool:
+        """Return whether the flag is true in any process.
+
+        Args:
+            flag: This process's.
+        """
+        return flag if self.world == 1 else self.max(float(flag)) > 0
+
+    def max(self, value: float) -> float:
+        """Return the largest of the processes' values; NaN if one is.
+
+        Args:
+            value: This process's.
+        """
+        if self.world == 1:
+            return value
+        return float(_gather(torch.tensor(value, dtype=torch.float64, device=self.device)).max())
+
+    def broadcast_text(self, text: str | None) -> str:
+        """Return the main process's text, in each of them.
+
+        Args:
+            text: The text; what others than the main process give is not looked at.
+        """
+        box = [text]
+        if self.world > 1:
+            dist.broadcast_object_list(box, src=0, device=self.device)
+        # Raised after the exchange and in all processes, so that none waits for the others.
+        if box[0] is None:
+            raise ValueError("Group.broadcast_text.text must be a text in the main process; got None.")
+        return box[0]
+
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+        if self.world > 1:
+            self.any(False)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Return the model such that its gradients are averaged over the processes, which then make the same steps.
+
+        The average is the gradient of the mean loss if all processes have the same number of samples; otherwise multiply the loss
+        of a process by `world` times its share of the samples. Batch normalisation is synchronised in the model itself, whose
+        parameters stay the same objects. Load a checkpoint before: all processes begin with the main process's tensors. Every
+        parameter must get a gradient in every step; freeze those that are not used with `requires_grad_(False)`, or build
+        `DistributedDataParallel(synchronize(model), find_unused_parameters=True)` yourself.
+
+        Args:
+            model: The model, on `device`. The one returned has it as `module`; for a group of one it is returned itself.
+        """
+        if self.world == 1:
+            return model
+        # On CPUs a group of its own: the wrapped model would keep alive the threads of the one that is closed, and Python aborts if
+        # one of them lets go of a tensor while it ends.
+        on_gpu = self.device.type == "cuda"
+        wrapped = DistributedDataParallel(
+            synchronize(model),
+            device_ids=[self.device] if on_gpu else None,
+            process_group=None if on_gpu else dist.new_group(),
+        )
+        # Synchronised normalisation keeps the buffers equal, so that they need not be sent again in each step. As an argument it
+        # would be deprecated or unknown, depending on torch's version.
+        wrapped.broadcast_buffers = False
+        return wrapped
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation, in training, by mean and variance over the samples of all processes.
+
+    As `torch.nn.SyncBatchNorm`, but on CPUs too. Processes may have different numbers of samples, or none. In evaluation, and
+    without a group of processes, it is what `torch.nn.BatchNorm2d` is; its state is the same.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (torch's name)
+        """Normalise each channel.
+
+        Args:
+            input: Shape `(samples, channels, ...)`.
+        """
+        if not self.training or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+            return super().forward(input)
+        self._check_input_dim(input)
+        with torch.no_grad():
+            mean, variance, count = _statistics(input)
+            if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+                factor = self.momentum
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+                    factor = 1 / float(self.num_batches_tracked) if factor is None else factor
+                factor = 0.0 if factor is None else factor
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+                self.running_var.lerp_((variance * (count / (count - 1))).to(self.running_var.dtype), factor)
+        output: Tensor = _Normalize.apply(  # type: ignore[no-untyped-call]  # untyped in torch
+            input, self.weight, self.bias, mean, variance, count, self.eps
+        )
+        return output
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ValueError(
+                f"SyncedBatchNorm.input must have shape (samples, {self.num_features}, ...); got {tuple(input.shape)}."
+            )
+
+
+def synchronize(model: nn.Module) -> nn.Module:
+    """Return the model with `SyncedBatchNorm` for each `BatchNorm1d`, `2d` and `3d`, which keeps their parameters and buffers.
+
+    Replaced in place. Those in the cell of an equilibrium layer stay, since processes make different numbers of steps: a cell that
+    is not `coupled` uses them in evaluation mode only, and one that is, is refused.
+
+    Args:
+        model: The model.
+    """
+    made: dict[nn.Module, nn.Module] = {}
+
+    def convert(module: nn.Module) -> nn.Module:
+        if module in made:
+            return made[module]
+        if isinstance(module, Cell):
+            if module.coupled and any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+                raise ValueError(
+                    f"{type(module).__name__} must not have batch normalisation when several processes train it, since their "
+                    "solves make different numbers of steps; got some. Use GroupNorm or LayerNorm."
+                )
+            return module
+        made[module] = _convert(module) if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) else module
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = convert(child)
+        return made[module]
+
+    return convert(model)
+
+
+def _convert(norm: nn.modules.batchnorm._BatchNorm) -> SyncedBatchNorm:
+    new = SyncedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats, device="meta")
+    new._parameters, new._buffers = norm._parameters, norm._buffers
+    return new.train(norm.training)
+
+
+def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of each channel, and how many values they are of, over all processes.
+
+    Each sends its own in one message, and all combine them in the same order (Chan, Golub & LeVeque, 1979), so that the results
+    are the same to the last bit, and stable: no difference of large squares.
+    """
+    channels = x.shape[1]
+    own = x.numel() // channels
+    wide = torch.promote_types(x.dtype, torch.float32)
+    message = torch.zeros(2 * channels + 1, dtype=wide, device=x.device)
+    if own:
+        # Several times faster than var_mean; leaves running statistics, not given here, alone.
+        mean, variance = torch.batch_norm_update_stats(x.to(wide), None, None, 0.0)
+        message = torch.cat([mean, variance, message.new_full((1,), own)])
+    parts = _gather(message)
+    means, variances, counts = parts[:, :channels], parts[:, channels:-1], parts[:, -1:]
+    count = counts.sum()
+    # Whoever has several values knows that there are several, without a look at the total, for which a GPU would have to stop.
+    if own <= 1 and count <= 1:
+        raise ValueError(f"SyncedBatchNorm.input must have more than one value for each channel in training; got {int(count)}.")
+    mean = (counts * means).sum(0) / count
+    return mean, (counts * (variances + (means - mean).square())).sum(0) / count, count
+
+
+class _Normalize(torch.autograd.Function):
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, where mean and variance depend on `x` in all processes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, count: Tensor, eps: float
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, mean, variance, count)
+        ctx.eps = eps
+        return nn.functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, variance, count = ctx.saved_tensors
+        # The gradient as if the statistics were constants, then what they add.
+        direct, dot, total = torch.zeros_like(x), torch.zeros_like(mean), torch.zeros_like(mean)
+        if x.numel():
+            direct, dot, total = torch.ops.aten.native_batch_norm_backward(
+                grad, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True]
+            )
+        sums = torch.cat([dot, total]).to(mean.dtype)
+        dist.all_reduce(sums)
+        dots, totals = sums.chunk(2)
+        scale = (variance + ctx.eps).rsqrt() if weight is None else (variance + ctx.eps).rsqrt() * weight
+        slope = scale * dots / count * (variance + ctx.eps).rsqrt()
+        offset = scale * totals / count - slope * mean
+        shape = (-1, *[1] * (x.dim() - 2))
+        through = torch.addcmul(offset.view(shape), slope.view(shape), x)
+        needs = ctx.needs_input_grad
+        return direct - through.to(direct.dtype), dot if needs[1] else None, total if needs[2] else None, None, None, None, None
+
+
+def _gather(tensor: Tensor) -> Tensor:
+    """The tensors of all processes, stacked."""
+    parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, tensor)
+    return torch.stack(parts)
+
+
+def _own(store: Any, rank: int, world: int) -> Any:
+    """The part of a store that only the processes of this start know.
+
+    torchrun keeps its store when it starts lost processes again, so that torch would find in it where they listened before they
+    were lost (pytorch/pytorch#167288). How often it restarted is no name for a start, since machines count that each for itself.
+    """
+    name = uuid4().hex
+    if rank:
+        store.set(f"hello/{rank}", name)
+        start = store.get(f"welcome/{name}").decode()
+        store.set(f"{start}/here/{rank}", "")
+        return dist.PrefixStore(start, store)  # type: ignore[attr-defined]
+    absent, deadline = set(range(1, world)), time.monotonic() + TIMEOUT.total_seconds()
+    while absent:
+        for other in sorted(absent):
+            # It may be the greeting of a process that is no more, which then nobody answers.
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{store.get(f'hello/{other}').decode()}", name)
+            if store.check([f"{name}/here/{other}"]):
+                absent.remove(other)
+        if absent and time.monotonic() > deadline:
+            raise RuntimeError(f"Group must have {world} processes; {len(absent)} of them did not come within {TIMEOUT}.")
+        time.sleep(0.01)
+    return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+
+
+def _whole(name: str) -> int:
+    """A number from torchrun's environment."""
+    text = os.environ.get(name, "")
+    if not text.isdecimal():
+        raise ValueError(f"Group's environment must have {name} as a whole number; got {text!r}. {_REMEDY}")
+    return int(text)

@@ -1,0 +1,114 @@
+"""Scores of a model on a data set, and how many of its solves missed their tolerance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.data import Dataset, Transform, batches
+from equipoise.engine.distributed import Group
+from equipoise.engine.settings import Precision
+from equipoise.engine.solves import Solves
+from equipoise.engine.task import Task
+from equipoise.engine.totals import Totals
+
+__all__ = ["Evaluation", "autocast", "evaluate", "full"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of a model.
+
+    Attributes:
+        metrics: The mean loss, and the scores of the task.
+        samples: How many samples were scored.
+        missed: How many of them have an equilibrium that missed the tolerance.
+        status: How their solves ended.
+        forward_steps: Steps of a solve, on average; `None` if the model has no equilibrium.
+        confusion: How often which class (row) was taken for which (column), if the task has classes.
+    """
+
+    metrics: dict[str, float | None]
+    samples: int
+    missed: int
+    status: dict[str, int]
+    forward_steps: float | None
+    confusion: Tensor | None = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers, without the confusion matrix, as one level of plain values."""
+        rest = {"samples": self.samples, "missed": self.missed, "status": self.status, "forward_steps": self.forward_steps}
+        return {**self.metrics, **rest}
+
+
+def evaluate(
+    model: nn.Module,
+    task: Task,
+    dataset: Dataset,
+    *,
+    batch: int = 256,
+    transform: Transform | None = None,
+    group: Group | None = None,
+    precision: Precision = "float32",
+) -> Evaluation:
+    """Score a model on a data set; its mode and its weights stay as they are.
+
+    Args:
+        model: The model.
+        task: What it was trained for.
+        dataset: The samples to score.
+        batch: Samples in each batch of each process.
+        transform: What is done to each batch.
+        group: The processes that score together; by default this one alone.
+        precision: Of what autocast may run lower than float32.
+    """
+    group = group or Group()
+    device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
+    solves, score, totals = Solves(model), task.score(), Totals(task)
+    counted = torch.zeros(2, dtype=torch.float64)  # samples, and those that missed the tolerance
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad(), solves.listening():
+            for x, y in batches(dataset, batch, shuffle=False, transform=transform, rank=group.rank, world=group.world):
+                solves.clear()
+                with autocast(device, precision):
+                    output = full(model(x.to(device)))
+                y = y.to(device)
+                task.check(output, y)
+                score.update(output, y)
+                totals.add(task.loss(output, y).item(), task.weight(y), solves)
+                counted += torch.tensor([len(x), 0 if solves.missed is None else _samples(solves.missed, len(x))])
+    finally:
+        model.train(training)
+    totals.add_score(score)
+    totals.load(group.sum(totals.vector))
+    samples, missed = (int(value) for value in group.sum(counted))
+    line = totals.line()
+    return Evaluation(
+        metrics={name: line[name] for name in ("loss", *totals.score.compute())},
+        samples=samples,
+        missed=missed,
+        status=line["forward_status"],
+        forward_steps=line["forward_steps"],
+        confusion=totals.score.confusion,
+    )
+
+
+def autocast(device: torch.device, precision: Precision) -> torch.autocast:
+    """Return the context in which a model runs at a precision."""
+    lower = precision != "float32"
+    return torch.autocast(device.type, dtype=getattr(torch, precision) if lower else None, enabled=lower)
+
+
+def full(output: Tensor) -> Tensor:
+    """Return an output in the precision of losses."""
+    return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+
+
+def _samples(missed: Tensor, count: int) -> int:
+    """How many samples missed; a batch that was solved as one misses as one."""
+    return int(missed.sum()) if len(missed) == count else count * bool(missed.any())

@@ -1,0 +1,184 @@
+"""Samples for a trained model from files: pictures, arrays, tables and text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.data import DataError, Greyscale
+from equipoise.data.picture import SUFFIXES, is_picture, read_picture
+from equipoise.data.source import read_file, reading, require_room
+from equipoise.data.table import read_npy
+
+__all__ = ["encode", "read_inputs"]
+
+UNKNOWN, END = "<unk>", "<eos>"  # as the reader of text marks unknown words and ends of lines
+
+
+def read_inputs(
+    paths: Iterable[Path | str],
+    *,
+    shape: Sequence[int],
+    multiple: int | None = None,
+    vocabulary: Sequence[str] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """Read samples one by one, each with a name: its file, and its place (from 0) in a file of many.
+
+    Pictures come as bytes, brought to the size of the model as those of a data set are: scaled until they cover it, then cropped
+    about their centre. Arrays and tables hold a sample in each row, must have the model's size, and stay as they are: bytes, or
+    float32. Rows of a table that are one longer end in a label, which is left out. Every failure is a `DataError` that names the
+    file.
+
+    Args:
+        paths: Files, and folders whose pictures are meant, sorted, without those in their subfolders.
+        shape: Of a sample: channels, height and width, or the number of features.
+        multiple: What height and width must be multiples of, if they need not be those of `shape` (`Network.multiple`); each is
+            brought to the nearest one.
+        vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one sample each.
+    """
+    shape = tuple(shape)
+    for path in map(Path, paths):
+        with reading(path):
+            if path.is_dir():
+                files = sorted(entry for entry in path.iterdir() if is_picture(entry))
+                if not files:
+                    raise DataError(path, "is a folder without pictures")
+            elif path.is_file():
+                files = [path]
+            else:
+                raise DataError(path, "is not there")
+        for file in files:
+            yield from _read(file, shape, multiple, vocabulary)
+
+
+def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
+    """Return the numbers of the words of a text, int64 of shape (words,); ends of lines within it are `<eos>`.
+
+    Args:
+        text: Words between blanks.
+        vocabulary: All known words; others become `<unk>`.
+    """
+    numbers = {word: i for i, word in enumerate(vocabulary)}
+    words = [word for line in text.strip().split("\n") for word in (*line.split(), END)][:-1]
+    strange = next((word for word in words if word not in numbers), None)
+    if strange is not None and UNKNOWN not in numbers:
+        raise ValueError(f"the word {strange!r} is not in the vocabulary, which has no {UNKNOWN}")
+    return torch.tensor([numbers.get(word, numbers.get(UNKNOWN, 0)) for word in words], dtype=torch.int64)
+
+
+def _read(
+    path: Path, shape: tuple[int, ...], multiple: int | None, vocabulary: Sequence[str] | None
+) -> Iterator[tuple[str, Tensor]]:
+    suffix = path.suffix.lower()
+    if vocabulary is not None:
+        if suffix != ".txt":
+            raise DataError(path, "must be text (.txt) for a language model")
+        yield str(path), _text(path, vocabulary)
+    elif suffix in SUFFIXES:
+        yield str(path), _picture(path, shape, multiple)
+    elif suffix in (".npy", ".npz", ".csv"):
+        values = _table(path) if suffix == ".csv" else _array(path)
+        for i, sample in enumerate(_samples(path, values, shape, multiple)):
+            yield f"{path}[{i}]", sample
+    else:
+        raise DataError(path, f"must be a picture ({', '.join(SUFFIXES)}), arrays (.npy, .npz) or a table (.csv)")
+
+
+def _text(path: Path, vocabulary: Sequence[str]) -> Tensor:
+    with reading(path):
+        text = read_file(path).decode("utf-8-sig")
+    if "\0" in text:
+        raise DataError(path, "is not text: it holds zero bytes")
+    if not text.strip():
+        raise DataError(path, "holds no words")
+    try:
+        return encode(text, vocabulary)
+    except ValueError as error:
+        raise DataError(path, error) from error
+
+
+def _picture(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor:
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        raise DataError(path, f"is a picture; the model takes samples of shape {shape}")
+    if multiple is None:
+        picture = read_picture(path, (shape[1], shape[2]))
+    else:
+        picture = read_picture(path)
+        height, width = (max(round(side / multiple), 1) * multiple for side in picture.shape[1:])
+        if picture.shape[1:] != (height, width):
+            picture = read_picture(path, (height, width))
+    return picture if shape[0] == 3 else Greyscale()(picture[None], torch.zeros(1))[0][0]
+
+
+def _array(path: Path) -> NDArray[Any]:
+    with reading(path):
+        size = path.stat().st_size
+        require_room(path, size, size, packed=False)
+        if path.suffix.lower() == ".npy":
+            with path.open("rb") as stream:
+                return read_npy(path, stream, size)
+        with zipfile.ZipFile(path) as archive:
+            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+            found = members.get("x") or (next(iter(members.values())) if len(members) == 1 else None)
+            if found is None:
+                raise DataError(path, f"must hold an array 'x', or only one; it has {', '.join(sorted(members)) or 'none'}")
+            require_room(path, found.file_size, size, packed=True)
+            with archive.open(found) as stream:
+                return read_npy(path, stream, found.file_size)
+
+
+def _table(path: Path) -> NDArray[np.float64]:
+    content = read_file(path)
+    with reading(path):
+        rows = [(i, row) for i, row in enumerate(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")), start=1) if row]
+    if rows and any(cell.strip() and not _is_number(cell) for cell in rows[0][1]):
+        rows = rows[1:]  # the names of the columns
+    for i, row in rows:
+        if len(row) != len(rows[0][1]):
+            raise DataError(path, f"has {len(row)} columns in row {i}; {len(rows[0][1])} expected")
+        for number, cell in enumerate(row, start=1):
+            if not _is_number(cell):
+                raise DataError(path, f"row {i}, column {number} is {cell.strip()!r}, not a number")
+    return np.array([row for _, row in rows], dtype=np.float64)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
+
+
+def _samples(path: Path, values: NDArray[Any], shape: tuple[int, ...], multiple: int | None) -> Tensor:
+    """Return all samples of a file, shape (samples, ...), if the model can take them."""
+    if not values.ndim or not values.size:
+        raise DataError(path, "holds no samples")
+    if values.shape == shape:
+        values = values[None]
+    size, own = math.prod(shape), values.shape[1:]
+    if path.suffix.lower() == ".csv" and own == (size + 1,):
+        values = values[:, :-1]
+    free = multiple is not None and len(own) == 3 and own[0] == shape[0] and all(side % multiple == 0 for side in own[1:])
+    # Pictures with their channels last have as many numbers, but in another order: only flat ones can be reshaped.
+    if values.shape[1:] == (size,) or (len(shape) == 3 and shape[0] == 1 and own == shape[1:]):
+        values = values.reshape(-1, *shape)
+    elif own != shape and not free:
+        raise DataError(path, f"holds samples of shape {own}; the model takes {shape}")
+    if values.dtype != np.uint8:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+        wrong = np.argwhere(~np.isfinite(values))
+        if len(wrong):
+            raise DataError(path, f"sample {wrong[0][0]} holds a number that is not finite in float32")
+    return torch.from_numpy(np.array(values))  # a copy, because arrays from files cannot be written to

@@ -1,0 +1,167 @@
+"""What a run measures: one JSON object on each line of a file, and the same for TensorBoard where that is wanted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+__all__ = ["MetricLog", "finite", "read_metrics"]
+
+
+class MetricLog:
+    """A file to which lines of metrics are appended, and which a resumed run cuts back to where its checkpoint was.
+
+    Args:
+        path: The file, made if it is not there; None writes none, as in all processes but the first.
+        tensorboard: Folder for TensorBoard's event files; None writes none.
+    """
+
+    def __init__(self, path: Path | str | None, tensorboard: Path | str | None = None) -> None:
+        self._events = None if tensorboard is None else _Events(Path(tensorboard))
+        self._path = None if path is None else Path(path)
+        self._file = None
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Append a line; numbers that are not finite become null, which every reader of JSON understands."""
+        if self._file is not None:
+            text = json.dumps(finite(line), separators=(",", ":"), allow_nan=False)
+            with self._named():
+                self._file.write(text.encode() + b"\n")
+                self._file.flush()
+        if self._events is not None:
+            self._events.write(line)
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far: what a checkpoint remembers."""
+        return 0 if self._file is None else self._file.tell()
+
+    def truncate(self, position: int) -> None:
+        """Forget all that was written after a checkpoint.
+
+        Args:
+            position: What `position` was at that time.
+        """
+        if self._events is not None:
+            self._events.resumed = True
+        if self._file is None:
+            return
+        size = os.fstat(self._file.fileno()).st_size
+        if not 0 <= position <= size:
+            raise ValueError(f"{self._path}: must hold the {position} bytes that the checkpoint remembers; got {size}.")
+        with self._named():
+            self._file.truncate(position)
+        self._file.seek(position)
+
+    def sync(self) -> None:
+        """Bring all lines to the disk."""
+        if self._file is not None:
+            with self._named():
+                os.fsync(self._file.fileno())
+        if self._events is not None:
+            self._events.flush()
+
+    def close(self) -> None:
+        """Close all files; a second time does nothing."""
+        if self._file is not None:
+            self._file.close()
+        if self._events is not None:
+            self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # What could not be written is tried again by closing: that it fails again must not hide the first error, which is named.
+        with nullcontext() if error is None else suppress(OSError):
+            self.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Let errors of the file system say which file it was."""
+        try:
+            yield
+        except OSError as error:
+            failure = OSError(f"{self._path}: could not be written ({error.strerror or error}).")
+            failure.errno = error.errno
+            raise failure from error
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """Return the lines of a file of metrics; a last one that was only half written is left out.
+
+    Args:
+        path: The file.
+    """
+    *lines, rest = Path(path).read_bytes().split(b"\n")
+    found = [_parse(line) for line in lines]
+    if None in found:
+        raise ValueError(f"{path}: line {found.index(None) + 1} is not a JSON object.")
+    return [line for line in (*found, _parse(rest)) if line is not None]
+
+
+class _Events:
+    """Scalars for TensorBoard, at the step of their line."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # slow to import, and an extra
+        except ImportError as error:
+            raise ValueError(
+                "train.tensorboard must be false where TensorBoard is not installed: pip install 'equipoise[tensorboard]'."
+            ) from error
+        self._make, self._folder = SummaryWriter, folder
+        self._writer: SummaryWriter | None = None
+        self.resumed = False
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        step = int(line.get("step", 0))
+        if self._writer is None:
+            # of an interrupted run, TensorBoard shows what came before this step only
+            self._writer = self._make(str(self._folder), purge_step=step if self.resumed else None)
+        values = {key: value for key, value in line.items() if key not in ("kind", "step")}
+        for name, value in _scalars(values, str(line.get("kind", ""))):
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _scalars(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """Give the finite numbers of a tree of mappings, with the path to each joined by slashes."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _scalars(item, f"{name}/{key}" if name else str(key))
+    elif isinstance(value, int | float) and math.isfinite(value):
+        yield name, float(value)
+
+
+def finite(value: Any) -> Any:
+    """Return the value with None in place of all numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

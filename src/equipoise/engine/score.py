@@ -1,0 +1,134 @@
+"""Scores as sums that add up over batches and over processes."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, final
+
+import torch
+from torch import Tensor
+
+__all__ = ["Agreement", "Mean", "Overlap", "Score"]
+
+
+class Score(ABC):
+    """Sums from which a score is computed; those of two parts of the data, added, are those of the whole.
+
+    Args:
+        size: How many sums there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._sums = torch.zeros(size, dtype=torch.float64)
+
+    @abstractmethod
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Add the samples of one batch.
+
+        Args:
+            output: What the model returned.
+            target: What it should have been, as in `Task.loss`.
+        """
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Return the scores by name, NaN if nothing was seen."""
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """How often each class (rows) was taken for each (columns), int64, where there are classes and not too many."""
+        return None
+
+    def sums(self) -> Tensor:
+        """Return the sums, float64 of shape (size,)."""
+        return self._sums.clone()
+
+    def load(self, sums: Tensor) -> None:
+        """Take other sums in place of the present ones.
+
+        Args:
+            sums: Of the same shape as `sums()`.
+        """
+        if sums.shape != self._sums.shape:
+            raise ValueError(f"Score.sums must have shape {tuple(self._sums.shape)}; got {tuple(sums.shape)}.")
+        self._sums = sums.detach().to("cpu", torch.float64, copy=True)
+
+
+@final
+class Mean(Score):
+    """A function of the mean of a number for each thing that counts.
+
+    Args:
+        name: Of the score.
+        measure: Returns the numbers of all things in a batch.
+        finish: Turns their mean into the score.
+    """
+
+    def __init__(self, name: str, measure: Callable[[Tensor, Tensor], Tensor], finish: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(2)
+        self._name, self._measure, self._finish = name, measure, finish
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        values = self._measure(output.detach(), target).double()
+        self._sums[0] += values.sum().cpu()
+        self._sums[1] += values.numel()
+
+    def compute(self) -> dict[str, float]:
+        return {self._name: float(self._finish(self._sums[0] / self._sums[1]))}
+
+
+class Agreement(Score):
+    """How often predicted classes are the true ones: `accuracy`, and the matrix that tells which was taken for which.
+
+    Args:
+        predict: Turns outputs into classes.
+        classes: How many there are.
+        ignore: The target that does not count, if there is one.
+    """
+
+    largest: ClassVar[float] = 1000  # classes with a matrix, of 8 MB then
+
+    def __init__(self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None) -> None:
+        self._rows = classes if classes <= self.largest else 0
+        super().__init__(2 + self._rows**2)  # right ones, all, and the matrix
+        self._predict, self._ignore = predict, ignore
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        found, truth = self._predict(output.detach()).reshape(-1), target.reshape(-1).long()
+        if self._ignore is not None:
+            counts = truth != self._ignore
+            found, truth = found[counts], truth[counts]
+        self._sums[0] += (found == truth).sum().cpu()
+        self._sums[1] += len(truth)
+        if self._rows:
+            self._sums[2:] += torch.bincount(truth * self._rows + found, minlength=self._rows**2).cpu()
+
+    @property
+    def confusion(self) -> Tensor | None:
+        return self._sums[2:].long().reshape(self._rows, self._rows) if self._rows else None
+
+    def compute(self) -> dict[str, float]:
+        return {"accuracy": float(self._sums[0] / self._sums[1])}
+
+
+@final
+class Overlap(Agreement):
+    """Scores of masks from the matrix of their pixels: `miou`, `macc` and `aacc`."""
+
+    largest = math.inf
+
+    def compute(self) -> dict[str, float]:
+        matrix = self._sums[2:].reshape(self._rows, self._rows)
+        right, truth, found = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+        return {
+            "miou": _mean_ratio(right, truth + found - right),
+            "macc": _mean_ratio(right, truth),
+            "aacc": float(self._sums[0] / self._sums[1]),
+        }
+
+
+def _mean_ratio(part: Tensor, whole: Tensor) -> float:
+    some = whole > 0
+    return float((part[some] / whole[some]).mean()) if some.any() else math.nan

@@ -1,0 +1,163 @@
+"""All that a run must remember to go on as if it had never stopped, as tensors and plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.engine.distributed import Group
+
+__all__ = ["Place", "load_optimizer", "load_random", "load_weights", "optimizer_tensors", "random_tensors"]
+
+
+@dataclass
+class Place:
+    """Where a run is, in plain values.
+
+    Attributes:
+        step: Steps made, skipped ones among them.
+        epoch: Epochs that are over.
+        batch: Batches of the present epoch that are over.
+        skipped: Steps skipped.
+        epoch_skipped: Steps skipped in the present epoch.
+        row: Steps skipped in a row.
+        best: The best score so far.
+        waited: Epochs since then.
+        seconds: Time that the run has taken.
+        epoch_seconds: Time that it had taken when the present epoch began.
+        log: Bytes of the log.
+        updates: Updates of the average.
+        scale: Of gradients in float16.
+        train: Means over the last epoch.
+        test: Scores of the weights that are kept.
+        confusion: Their confusion matrix.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    skipped: int = 0
+    epoch_skipped: int = 0
+    row: int = 0
+    best: float | None = None
+    waited: int = 0
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    log: int = 0
+    updates: int = 0
+    scale: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+    def judge(self, score: float | None, *, higher: bool) -> bool:
+        """Compare a score with the best one, remember it if it is better, and return whether it is.
+
+        Args:
+            score: The new score; NaN is worse than anything.
+            higher: Whether more is better.
+        """
+        good = score is not None and score == score
+        better = good and (self.best is None or (score > self.best if higher else score < self.best))  # type: ignore[operator]
+        self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
+        return better
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Place:
+        """Return the place that plain values say, or raise `ValueError`."""
+        names = {each.name for each in fields(cls)}
+        if set(values) != names:
+            odd = ", ".join(sorted(set(values) ^ names))
+            raise ValueError(f"a checkpoint of another version of equipoise: it differs in {odd}")
+        place = cls(**values)
+        for name in ("step", "epoch", "batch", "skipped", "epoch_skipped", "row", "waited", "log", "updates"):
+            value = getattr(place, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
+        return place
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model its weights and buffers, or raise `ValueError` if they are those of another model.
+
+    Args:
+        model: The model.
+        tensors: Its state, by name.
+    """
+    own = model.state_dict()
+    if odd := sorted(set(own) ^ set(tensors)):
+        raise ValueError(f"weights of another model: {odd[0]!r} is in one of them only")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
+            raise ValueError(f"weights of another model: {name!r} is {_kind(tensor)} where {_kind(own[name])} belongs")
+    model.load_state_dict(dict(tensors))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of an optimiser as tensors called `INDEX.NAME`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, each in state.items()
+        for name, value in each.items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimiser of the same weights its state, or raise `ValueError`.
+
+    Args:
+        optimizer: The optimiser.
+        tensors: What `optimizer_tensors` returned.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not index.isdecimal() or int(index) >= len(weights) or (tensor.dim() and tensor.shape != weights[int(index)].shape):
+            raise ValueError(f"an optimiser of other weights: {key!r}")
+        # In the layout of its weight, since the order of memory decides how sums are rounded.
+        like = weights[int(index)]
+        state.setdefault(int(index), {})[name] = torch.empty_like(like).copy_(tensor) if tensor.dim() else tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def random_tensors(group: Group, device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's random numbers in all processes."""
+    own = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device)
+    found: dict[str, Tensor] = {}
+    for name, state in own.items():
+        rows = torch.zeros(group.world, len(state), dtype=torch.float64)
+        rows[group.rank] = state.double()
+        found[name] = group.sum(rows).to(torch.uint8)
+    return found
+
+
+def load_random(tensors: Mapping[str, Tensor], group: Group, device: torch.device) -> None:
+    """Set torch's random numbers to what they were, as far as there were as many processes and the same kind of device.
+
+    Args:
+        tensors: What `random_tensors` returned.
+        group: The processes.
+        device: The device of this one.
+    """
+    cpu, cuda = tensors.get("cpu"), tensors.get("cuda")
+    if cpu is not None and cpu.shape == (group.world, len(torch.get_rng_state())):
+        torch.set_rng_state(cpu[group.rank].clone())  # of a view with an offset, torch reads beyond the end
+    if cuda is not None and device.type == "cuda" and len(cuda) == group.world:
+        torch.cuda.set_rng_state(cuda[group.rank].clone(), device)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -1,0 +1,438 @@
+"""Training that goes on where it was stopped, bit for bit, and never steps on a failed solve."""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core import ConvergenceError, ConvergenceWarning, flush_denormals
+from equipoise.data import Dataset, Transform, batch_count, batches
+from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
+from equipoise.engine.distributed import Group
+from equipoise.engine.evaluate import Evaluation, autocast, evaluate, full
+from equipoise.engine.interrupt import Interrupted, interruptible
+from equipoise.engine.log import MetricLog
+from equipoise.engine.optimizer import Average, make_optimizer
+from equipoise.engine.progress import Progress, make_progress
+from equipoise.engine.settings import Optimizer, Schedule, Train
+from equipoise.engine.snapshot import Place, load_optimizer, load_random, load_weights, optimizer_tensors, random_tensors
+from equipoise.engine.solves import Solves, operator_norms
+from equipoise.engine.summary import Summary
+from equipoise.engine.task import Task
+from equipoise.engine.totals import Totals
+from equipoise.layers import OptEqCell, project_after
+from equipoise.models import Network
+
+__all__ = ["Trainer"]
+
+SLOWER = "lower optimizer.learning_rate or set train.clip"
+
+
+class Trainer:
+    """Trains a model on a task.
+
+    A step whose forward or backward solve diverged or met NaN, or whose loss or gradient is not finite, is skipped: weights,
+    buffers, averages and the optimiser stay as they were, bit for bit. Ten skipped in a row end the run with a
+    `ConvergenceError` that says why.
+
+    With a folder, the run writes `metrics.jsonl`, `checkpoints/` and `model.safetensors` there, and `fit(resume=True)` goes on
+    from the last checkpoint as if it had never stopped, in the middle of an epoch too.
+
+    Args:
+        model: What to train.
+        task: What it is trained for.
+        train: The samples to learn from.
+        test: The samples to score after each epoch.
+        held_out: Whether `test` was held out of the training data; early stopping needs that.
+        settings: How the run goes.
+        optimizer: Which optimiser.
+        schedule: How the learning rate changes.
+        transform: What is done to each training batch.
+        test_transform: What is done to each test batch.
+        folder: Where the run is kept, if anywhere.
+        group: The processes that train together; by default this one alone, on a CPU.
+        progress: Where to show how it goes; by default the terminal.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        train: Dataset,
+        test: Dataset | None = None,
+        *,
+        held_out: bool = False,
+        settings: Train | None = None,
+        optimizer: Optimizer | None = None,
+        schedule: Schedule | None = None,
+        transform: Transform | None = None,
+        test_transform: Transform | None = None,
+        folder: Path | None = None,
+        group: Group | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self.task, self.train, self.test, self.held_out = task, train, test, held_out
+        self.settings, self.schedule = settings or Train(), schedule or Schedule()
+        self.optimizer_settings = optimizer or Optimizer()
+        self.transform, self.test_transform = transform, test_transform
+        self.group = group or Group()
+        self.folder = folder
+        self.progress = progress or make_progress(quiet=not self.group.is_main)
+        if self.settings.patience and not (test is not None and held_out):
+            raise ValueError("train.patience must come with held-out samples to watch; got none. Set data.holdout.")
+        if self.settings.batch % self.group.world:
+            raise ValueError(f"train.batch must be a multiple of the {self.group.world} processes; got {self.settings.batch}.")
+        self.share = self.settings.batch // self.group.world  # samples of this process in each step
+        self.steps_per_epoch = batch_count(train, self.share, rank=self.group.rank, world=self.group.world)
+        self.steps = self.steps_per_epoch * self.settings.epochs
+
+        self.model = model.to(self.group.device)
+        self.wrapped = self.model
+        self.optimizer = make_optimizer(model, self.optimizer_settings)
+        if any(isinstance(part, OptEqCell) and part.norm == "project" for part in model.modules()):
+            project_after(self.optimizer, model)
+        self.average = Average(model, self.settings.ema) if self.settings.ema else None
+        self.scaler = torch.amp.GradScaler(self.group.device.type, enabled=self.settings.precision == "float16")
+        self.solves = Solves(model)
+        self.place = Place()
+        self.epoch_totals, self.totals = Totals(task), Totals(task)
+        self.checkpoints = Checkpoints(folder / "checkpoints") if folder else None
+
+    def fit(self, *, resume: bool = False) -> Summary:
+        """Train until the epochs are over, and return what came out.
+
+        Args:
+            resume: Whether to go on from the last checkpoint in the folder, if there is one.
+        """
+        settings, place, group = self.settings, self.place, self.group
+        with ExitStack() as stack:
+            if settings.flush_denormals and group.device.type == "cpu":
+                stack.enter_context(flush_denormals())
+            torch.manual_seed(settings.seed + group.rank)
+            if resume:
+                place = self._restore()
+                if group.any(group.max(float(place.step)) != place.step):
+                    raise ValueError(
+                        f"{self.folder}: must be a folder that all processes share, to resume; they found different ones."
+                    )
+            # State is in place before anything is wrapped or differentiated: later, copies of it would go their own ways.
+            self.wrapped = group.wrap(self.model)
+            log = stack.enter_context(self._open_log())
+            stack.enter_context(self.progress)
+            stack.enter_context(_shown_by(self.progress))
+            stack.enter_context(self.solves.listening())
+            told = stack.enter_context(interruptible())
+            self.progress.start(settings.epochs, self.steps, place.step, getattr(self.model, "name", type(self.model).__name__))
+            self.started = self.saved = time.monotonic()
+            self.started -= place.seconds
+            counted, since = 0, self.started + place.seconds
+            while place.epoch < settings.epochs and not (settings.patience and place.waited >= settings.patience):
+                epoch = batches(
+                    self.train,
+                    self.share,
+                    settings.seed,
+                    place.epoch,
+                    transform=self.transform,
+                    rank=group.rank,
+                    world=group.world,
+                    start=min(place.batch, self.steps_per_epoch),  # more processes may leave out the last, short batch
+                )
+                for x, y in epoch:
+                    line = self._step(x.to(group.device), y.to(group.device))
+                    counted += len(x) * group.world
+                    if line is not None:
+                        now = time.monotonic()
+                        log.write({**line, "samples_per_second": counted / (now - since)})
+                        counted, since = 0, now
+                    if place.row >= settings.failures:
+                        raise ConvergenceError(f"{place.row} steps in a row were skipped, up to step {place.step}: {self.reason}")
+                    # Processes must agree on when to save and when to stop.
+                    wish = group.max(2.0 if told.is_set() else float(group.is_main and self._save_is_due()))
+                    if wish:
+                        self._save(log)
+                    if wish == 2:
+                        kept = "a checkpoint was written" if self.folder else "nothing was kept, since it has no folder"
+                        raise Interrupted(f"the run was interrupted at step {place.step}; {kept}")
+                self._end_epoch(log)
+                self._save(log)
+            return self._summary()
+
+    def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
+        """Make one step, or skip it if it would not be sound; return its line of metrics if one is due."""
+        settings, place, group = self.settings, self.place, self.group
+        rate = self._rate(place.step)
+        for each in self.optimizer.param_groups:
+            each["lr"] = rate
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.model.train()
+        self.solves.clear()
+        self.optimizer.zero_grad()
+        with autocast(group.device, settings.precision):
+            output = full(self.wrapped(x))
+        self.task.check(output, y)
+        loss, weight = self.task.loss(output, y), self.task.weight(y)
+        # Gradients are averaged over processes: where their shares differ, each loss counts by its own.
+        whole = group.sum(torch.tensor(weight, dtype=torch.float64)).item()
+        share = weight * group.world / whole if whole else 1.0
+        self.scaler.scale(loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
+        self.scaler.unscale_(self.optimizer)
+        length = nn.utils.get_total_norm([each.grad for each in self.model.parameters() if each.grad is not None])
+
+        self.reason = self._unsound(loss, length)
+        skip = group.any(bool(self.reason))
+        if skip:
+            self.reason = self.reason or "another process skipped it."
+            with torch.no_grad():
+                for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
+            self.optimizer.zero_grad()
+        else:
+            if settings.clip:
+                nn.utils.clip_grads_with_norm_(self.model.parameters(), settings.clip, length)
+            self.scaler.step(self.optimizer)
+            if self.average:
+                self.average.update()
+        if self.scaler.is_enabled():
+            self.scaler.update()
+
+        totals, score = Totals(self.task), self.task.score()
+        if not skip:
+            score.update(output.detach(), y)
+        totals.add(loss.item(), 0.0 if skip else weight, self.solves)
+        totals.add_score(score)
+        totals.load(group.sum(totals.vector))
+        self.epoch_totals.load(self.epoch_totals.vector + totals.vector)
+        place.step += 1
+        place.batch += 1
+        place.skipped += skip
+        place.epoch_skipped += skip
+        place.row = place.row + 1 if skip else 0
+        line = totals.line()
+        self.progress.step(
+            place.step, place.epoch, {**_numbers(line), "skipped": place.skipped, "failed": _failed(self.epoch_totals)}
+        )
+        if skip:
+            self.progress.note(f"step {place.step} was skipped: {self.reason}")
+        if not skip and place.step % settings.log_every and place.step != 1:
+            return None
+        return {
+            "kind": "step",
+            "step": place.step,
+            "epoch": place.epoch,
+            **line,
+            "learning_rate": rate,
+            "gradient_norm": length.item(),
+            "forward_residual": group.max(self.solves.forward.residual),
+            "backward_residual": group.max(self.solves.backward.residual),
+            "skipped": skip,
+        }
+
+    def _rate(self, step: int) -> float:
+        """Return the learning rate of a step."""
+        return self.optimizer_settings.learning_rate * self.schedule.factor(step, self.steps, self.steps_per_epoch)
+
+    def _unsound(self, loss: Tensor, length: Tensor) -> str:
+        """Return why the step must be skipped; nothing if it need not."""
+        if self.solves.failure:
+            return self.solves.failure
+        if not torch.isfinite(loss):
+            return f"the loss was {loss.item()}; {SLOWER}, and look for NaN in the data."
+        if not torch.isfinite(length):
+            lower = "" if self.settings.precision == "float32" else ", or set train.precision=float32"
+            return f"the gradient was not finite; {SLOWER}{lower}."
+        return ""
+
+    def _end_epoch(self, log: MetricLog) -> None:
+        """Score the test samples, keep the weights if they are the ones to keep, and write the epoch's line."""
+        place, name = self.place, "validation" if self.held_out else "test"
+        line = self.epoch_totals.line()
+        with self.average.applied() if self.average else nullcontext():
+            scores = self._evaluate()
+            kept = place.judge(scores.metrics[self.task.metric] if scores else None, higher=self.task.higher_is_better)
+            if kept or not self.settings.patience:
+                place.test = scores.to_dict() if scores else {}
+                place.confusion = scores.confusion.tolist() if scores and scores.confusion is not None else None
+                if self.folder and self.group.is_main:
+                    state = {"epoch": place.epoch + 1, "step": place.step, name: place.test, "data": self.train.about()}
+                    write_checkpoint(self.folder / "model.safetensors", self.model.state_dict(), state)
+            norms = operator_norms(self.model)
+        place.train = {key: line[key] for key in ("loss", *self.epoch_totals.score.compute())}
+        seconds = time.monotonic() - self.started - place.epoch_seconds
+        whole = {
+            "kind": "epoch",
+            "epoch": place.epoch,
+            "step": place.step,
+            "learning_rate": self._rate(place.step - 1),
+            "train": place.train,
+            **({name: scores.to_dict()} if scores else {}),
+            **{key: line[key] for key in ("forward_steps", "backward_steps", "forward_status", "backward_status")},
+            "skipped": place.epoch_skipped,
+            "operator_norms": norms,
+            "seconds": seconds,
+            "samples_per_second": len(self.train) / seconds,
+        }
+        log.write(whole)
+        self.progress.epoch(place.epoch, whole)
+        self.totals.load(self.totals.vector + self.epoch_totals.vector)
+        self.epoch_totals = Totals(self.task)
+        place.epoch += 1
+        place.batch = place.epoch_skipped = 0
+        place.epoch_seconds += seconds
+
+    def _evaluate(self) -> Evaluation | None:
+        """Score the test samples, if there are any."""
+        if self.test is None:
+            return None
+        settings = self.settings
+        return evaluate(
+            self.model,
+            self.task,
+            self.test,
+            batch=settings.evaluate_batch,
+            transform=self.test_transform,
+            group=self.group,
+            precision=settings.precision,
+        )
+
+    def _summary(self) -> Summary:
+        place, line = self.place, self.totals.line()
+        counts = self.model.parameter_counts() if isinstance(self.model, Network) else {}
+        return Summary(
+            stopped="finished" if place.epoch >= self.settings.epochs else "early",
+            epochs=place.epoch,
+            steps=place.step,
+            seconds=time.monotonic() - self.started,
+            parameters=counts or {"total": sum(weight.numel() for weight in self.model.parameters())},
+            metric=self.task.metric,
+            train=place.train,
+            validation=place.test if self.held_out else {},
+            test={} if self.held_out else place.test,
+            skipped=place.skipped,
+            forward_status=line["forward_status"],
+            backward_status=line["backward_status"],
+            classes=self.train.classes,
+            confusion=place.confusion,
+        )
+
+    # What is kept, and how it is found again.
+
+    def _open_log(self) -> MetricLog:
+        if self.folder is None or not self.group.is_main:
+            return MetricLog(None)
+        log = MetricLog(self.folder / "metrics.jsonl", self.folder / "tensorboard" if self.settings.tensorboard else None)
+        log.truncate(self.place.log)
+        return log
+
+    def _save_is_due(self) -> bool:
+        settings = self.settings
+        if self.folder is None:
+            return False
+        late = time.monotonic() - self.saved > 60 * settings.checkpoint_minutes
+        return late or bool(settings.checkpoint_steps and self.place.step % settings.checkpoint_steps == 0)
+
+    def _save(self, log: MetricLog) -> None:
+        """Write a checkpoint, if the run has a folder."""
+        place = self.place
+        if self.checkpoints is None:
+            return
+        random = random_tensors(self.group, self.group.device)
+        if self.group.is_main:
+            log.sync()
+            place.log = log.position
+            place.seconds = time.monotonic() - self.started
+            place.updates = self.average.updates if self.average else 0
+            place.scale = self.scaler.state_dict()
+            parts = {
+                "model": self.model.state_dict(),
+                "optimizer": optimizer_tensors(self.optimizer),
+                "average": self.average.values if self.average else {},
+                "random": random,
+                "totals": {"epoch": self.epoch_totals.vector, "run": self.totals.vector},
+            }
+            tensors = {f"{part}.{name}": tensor for part, values in parts.items() for name, tensor in values.items()}
+            self.checkpoints.save(place.step, tensors, {"place": place.to_dict(), "run": self._identity()})
+        self.saved = time.monotonic()
+
+    def _restore(self) -> Place:
+        """Go back to the last checkpoint, if there is one."""
+        if self.checkpoints is None:
+            raise ValueError("Trainer.folder must be given to resume a run; got None.")
+        if self.group.is_main:
+            self.checkpoints.clean()
+        stored = self.checkpoints.latest()
+        if stored is None:
+            return self.place
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in stored.tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = tensor
+        try:
+            if stored.state.get("run") != self._identity():
+                raise ValueError("a checkpoint of a run with other settings")
+            self.place = Place.from_dict(stored.state.get("place", {}))
+            load_weights(self.model, parts.get("model", {}))
+            load_optimizer(self.optimizer, parts.get("optimizer", {}))
+            if self.average:
+                self.average.load(parts.get("average", {}), self.place.updates)
+            self.scaler.load_state_dict(self.place.scale)
+            load_random(parts.get("random", {}), self.group, self.group.device)
+            self.epoch_totals.load(parts["totals"]["epoch"])
+            self.totals.load(parts["totals"]["run"])
+        except (ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(stored.path, error) from error
+        if self.group.is_main:
+            self.checkpoints.prune(stored.step)  # as the run would have, had it not been killed after it wrote the last one
+        return self.place
+
+    def _identity(self) -> dict[str, Any]:
+        """What a checkpoint must agree with to be gone on from. How often things are written may change between parts of a run."""
+        ours = asdict(self.settings)
+        free = (
+            "evaluate_batch",
+            "checkpoint_minutes",
+            "checkpoint_steps",
+            "log_every",
+            "device",
+            "threads",
+            "tensorboard",
+            "failures",
+        )
+        train = {name: value for name, value in ours.items() if name not in free}
+        whole = {"train": train, "optimizer": asdict(self.optimizer_settings), "schedule": asdict(self.schedule)}
+        return json.loads(json.dumps({**whole, "samples": len(self.train)}))  # type: ignore[no-any-return]  # as it is read back
+
+
+@contextmanager
+def _shown_by(progress: Progress) -> Iterator[None]:
+    """Let warnings about solves appear as lines of the display, in place of breaking into it."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, ConvergenceWarning):
+                progress.note(str(message))
+            else:
+                show(message, category, *rest, **named)
+
+        warnings.showwarning = note
+        warnings.simplefilter("always", ConvergenceWarning)
+        yield
+
+
+def _numbers(line: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if isinstance(value, int | float)}
+
+
+def _failed(totals: Totals) -> int:
+    line = totals.line()
+    both = (line["forward_status"], line["backward_status"])
+    return sum(count for status in both for name, count in status.items() if name != "CONVERGED")
