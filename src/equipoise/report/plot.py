@@ -66,10 +66,8 @@ def plot_objective(objective: Objective, trace: Trace | None, path: str | Path |
 
 
 def _figure() -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("plot_objective must have matplotlib; it is not installed. Run pip install 'equipoise[plot]'.") from error
+    from matplotlib.figure import Figure  # when a picture is drawn, not when the library is imported
+
     return Figure(figsize=(10, 4.2), dpi=150, layout="constrained")  # without pyplot: no global state, no window
 
 
