@@ -17,8 +17,9 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-demo: setup  ## Train an equilibrium classifier on bundled digits: under a minute.
-	$(BIN)/python examples/digits.py
+demo: setup  ## Train an equilibrium network on bundled digits, and write a page about it: under a minute.
+	rm -rf build/demo
+	$(BIN)/equipoise demo --output build/demo
 
 test: setup  ## The default tier.
 	$(BIN)/python -m pytest -n 2

@@ -1,0 +1,154 @@
+"""What a config asks for, made: data sets, transforms, the model and its task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from equipoise.data import (
+    AddNoise,
+    Compose,
+    Dataset,
+    Greyscale,
+    Normalize,
+    PadCropFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+    Transform,
+    batches,
+    load_data,
+)
+from equipoise.engine import Task, make_task
+from equipoise.models import Network, create_model, model_options
+from equipoise.recipes.config import Config, Data
+
+__all__ = ["Samples", "load_samples", "load_test", "make_model", "make_transforms", "resolve", "try_out"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The data sets of a run.
+
+    Attributes:
+        train: To learn from.
+        watched: To score after each epoch: held out of the training data, or else the test samples.
+        test: To score in the end.
+    """
+
+    train: Dataset
+    watched: Dataset
+    test: Dataset
+
+
+def load_samples(data: Data) -> Samples:
+    """Load the data sets that a run needs.
+
+    Args:
+        data: Which ones.
+    """
+    train, test = _load(data, "train"), load_test(data)
+    if not data.subset and not data.holdout:
+        return Samples(train, test, test)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    if data.subset > len(train):
+        raise ValueError(f"data.subset must be at most {len(train)}, the number of training samples; got {data.subset}.")
+    order = order[: data.subset or len(train)]
+    held = round(data.holdout * len(order))
+    if data.holdout and not 0 < held < len(order):
+        raise ValueError(f"data.holdout must leave samples on both sides; got {data.holdout} of {len(order)} samples.")
+    kept = train.take(order[: len(order) - held])
+    return Samples(kept, train.take(order[len(order) - held :]) if held else test, test)
+
+
+def load_test(data: Data, split: str | None = None) -> Dataset:
+    """Load the samples to score.
+
+    Args:
+        data: Of which data set.
+        split: Which part; by default `test`, or `val` of data sets whose test targets are not published.
+    """
+    return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
+
+
+def _load(data: Data, split: str) -> Dataset:
+    try:
+        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
+        return dataset.select(data.classes) if data.classes else dataset
+    except (TypeError, ImportError) as error:
+        where = "data.options" if isinstance(error, TypeError) else "data.name"
+        raise ValueError(f"{where}: {error}") from error
+
+
+def make_transforms(data: Data, dataset: Dataset) -> tuple[Transform | None, Transform | None]:
+    """Return what is done to each training batch, and to each batch that is scored.
+
+    Args:
+        data: What is asked for.
+        dataset: What it is done to.
+    """
+    steps: list[Transform] = [ToFloat()] if len(dataset.shape) == 3 else []
+    if not steps:
+        asked = [name for name in ("greyscale", "size", "mean", "noise") if getattr(data, name)]
+        asked += ["augment"] if data.augment != "none" else []
+        if asked:
+            raise ValueError(f"data.{asked[0]} must be left out: it is for pictures, and {data.name!r} holds none.")
+        return None, None
+    # Bytes are cheaper to move about than floats, so pictures are cut before they are turned into floats.
+    first: list[Transform] = [Greyscale()] if data.greyscale else []
+    size = (data.size[0], data.size[1]) if data.size else None
+    resize: list[Transform] = [Resize(size)] if size else []
+    if data.augment == "random-resized-crop" and size:
+        vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]
+    else:
+        ignore = dataset.ignore if dataset.ignore is not None else 255
+        vary = [*resize, PadCropFlip(data.padding, data.flip, ignore=ignore)] if data.augment == "pad-crop-flip" else resize
+    if data.noise:
+        steps.append(AddNoise(data.noise))
+    if data.mean:
+        steps.append(Normalize(data.mean, data.std))
+    return Compose(*first, *vary, *steps), Compose(*first, *resize, *steps)
+
+
+def resolve(config: Config, dataset: Dataset) -> Config:
+    """Return a config with what it left to the data: the task, and the number of classes.
+
+    Args:
+        config: The config.
+        dataset: The training samples.
+    """
+    task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
+    options = dict(config.model.options)
+    if "num_classes" in model_options(config.model.name) and "num_classes" not in options:
+        options["num_classes"] = 1 if task.name == "binary-regression" else len(dataset.classes)
+    return replace(config, model=replace(config.model, options=options), task=replace(config.task, name=task.name))
+
+
+def make_model(config: Config) -> Network:
+    """Return the model of a config, drawn with its seed.
+
+    Args:
+        config: The config.
+    """
+    torch.manual_seed(config.train.seed)
+    try:
+        return create_model(config.model.name, **config.model.options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"model.options: {error}") from error
+
+
+def try_out(model: Network, task: Task, dataset: Dataset, transform: Transform | None) -> None:
+    """Raise `ValueError` in one sentence if a model cannot take these samples or does not give what the task needs.
+
+    Args:
+        model: The model.
+        task: The task.
+        dataset: The samples, of which it gets one.
+        transform: What is done to them.
+    """
+    training = model.training
+    x, y = next(batches(dataset, 1, shuffle=False, transform=transform))
+    with torch.no_grad():
+        task.check(model.eval()(x), y)
+    model.train(training)

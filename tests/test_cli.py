@@ -1,0 +1,293 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import equipoise
+from equipoise import cli, command, recipes
+from equipoise.cli import main
+from equipoise.core import ConvergenceError, ConvergenceWarning
+from equipoise.engine import Interrupted
+
+SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    assert main(["train", "digits", "--output", str(folder), *SMALL, "--quiet"]) == 0
+    return folder
+
+
+def told(capsys):
+    """The one line on stderr, after nothing on stdout."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("\n")
+    (line,) = err.splitlines()
+    return line
+
+
+def python(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], []], ids=" ".join)
+def test_command_line_explains_itself_without_torch(words):
+    script = (
+        f"import sys; from equipoise.cli import main; code = main({words}); sys.exit(code if 'torch' not in sys.modules else 9)"
+    )
+    done = python("-c", script)
+    assert done.returncode == (0 if words else 2)
+    assert (equipoise.__version__ if words == ["--version"] else "usage: equipoise") in done.stdout
+    assert done.stderr == ""
+    assert "numpy" not in done.stdout
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_command_has_a_sentence_and_an_example_that_parses(name, capsys):
+    _, sentence, example = cli.COMMANDS[name]
+    assert sentence.endswith(".")
+    assert main([name, "--help"]) == 0
+    assert example in capsys.readouterr().out
+    words = example.partition(" > ")[0].replace("'", "").split()[1:]
+    assert not any(word.startswith("-") for word in cli._make_parser().parse_known_args(words)[1])
+
+
+def test_module_runs_as_a_command():
+    done = python("-m", "equipoise", "trian")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("equipoise: error: command must be one of config, demo, ")
+    assert done.stderr.endswith("got 'trian'. Did you mean 'train'?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list"], "the following arguments are required: KIND; see equipoise list --help"),
+        (["list", "modles"], "list.kind must be one of .* Did you mean 'models'?"),
+        (["list", "models", "nothing"], "list.pattern must match one of the models; got 'nothing'"),
+        (["list", "models", "a", "b"], "list: there is no such option: b"),
+        (["list", "models", "--foo"], "list: there is no such option: --foo"),
+        (["--foo", "list", "models"], "there is no such option: --foo"),
+        (["train"], "the following arguments are required: RECIPE"),
+        (["train", "digit"], "Did you mean 'digits'?"),
+        (["train", "digits", "train.epoch=3"], "^equipoise: error: train.epoch=3: train.epoch: .* Did you mean 'epochs'?"),
+        (["train", "digits", "train.epochs"], "^equipoise: error: train.epochs: an override must have the form key=value"),
+        (["train", "digits", "--outptu", "x"], "there is no such option: --outptu"),
+        (["config", "digits", "model.name=\x1b[31m\nx"], r"model.name=\\x1b\[31m x: model.name must be one of"),
+        (["resume", "nowhere"], "nowhere: there is no such file or folder"),
+        (["evaluate", "nowhere"], "nowhere"),
+        (["evaluate", "nowhere", "--split", "all"], "invalid choice: 'all'"),
+        (["report", "nowhere"], "nowhere"),
+        (["predict", "nowhere", "x.png"], "nowhere"),
+        (["predict", "nowhere"], "the following arguments are required: FILE"),
+        (["sweep", "digits", "train.seed=1,2"], "the following arguments are required: --output"),
+        (["sweep", "digits", "train.seed=1,x", "--output", "s"], "train.seed=x: train.seed must be a whole number"),
+        (["sweep", "digits", "--jobs", "0", "--output", "s"], "sweep.jobs must be a whole number of at least 1"),
+    ],
+    ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
+)
+def test_mistake_is_told_in_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    line = told(capsys)
+    assert line.startswith("equipoise: error: ")
+    assert line.isprintable()
+    assert re.search(message, line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_train_keeps_a_run_that_other_commands_can_use(run, capsys, tmp_path):
+    capsys.readouterr()
+    assert main(["train", "digits", *SMALL, "--output", str(run)]) == 2
+    assert f"equipoise resume {run}" in told(capsys)
+
+    assert main(["evaluate", str(run)]) == 0
+    loss, accuracy, missed = capsys.readouterr().out.splitlines()
+    assert loss.startswith("loss ")
+    assert accuracy.endswith(" %")
+    assert missed.endswith("of 359 samples did not reach the solver's tolerance")
+    assert main(["evaluate", str(run), "--json", "--split", "train"]) == 0
+    scores = json.loads(capsys.readouterr().out)
+    assert scores["samples"] == 1438
+
+    assert main(["resume", str(run), "--quiet"]) == 0
+    assert "test accuracy " in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out == f"{run / 'report.html'}\n"
+    assert main(["config", str(run), "train.epochs=7"]) == 0
+    (tmp_path / "again.toml").write_text(capsys.readouterr().out)
+    assert recipes.load_config(tmp_path / "again.toml") == recipes.load_config(run, ["train.epochs=7"])
+
+
+def test_predict_takes_files_on_both_sides_of_an_option(run, capsys, tmp_path):
+    pictures, _ = load_digits(return_X_y=True)
+    files = [str(tmp_path / f"{i}.png") for i in range(3)]
+    for file, picture in zip(files, pictures, strict=False):
+        Image.fromarray((picture.reshape(8, 8) * 15).astype(np.uint8)).resize((50, 40)).save(file)
+    capsys.readouterr()
+    assert main(["predict", str(run), files[0], "--out", str(tmp_path / "out.csv"), *files[1:]]) == 0
+    assert capsys.readouterr().out == ""
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert lines[0] == "file,label,probability,converged"
+    assert [line.split(",")[0] for line in lines[1:]] == files
+    assert main(["predict", str(run), str(tmp_path / "none.png")]) == 2
+    assert "none.png: is not there" in told(capsys)
+
+
+@pytest.mark.parametrize("kind", command.KINDS)
+def test_list_names_each_thing_with_a_line(kind, capsys):
+    assert main(["list", kind, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert len(found) >= 4
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(found)
+    assert [line.split(maxsplit=1)[1] for line in lines] == list(found.values())
+    assert len({len(line) - len(text) for line, text in zip(lines, found.values(), strict=True)}) == 1
+
+
+@pytest.mark.parametrize(("pattern", "names"), [("mnist", ["opteq-mnist"]), ("*-digits", ["opteq-digits"])])
+def test_list_takes_a_part_of_a_name_or_a_pattern(pattern, names, capsys):
+    assert main(["list", "models", pattern]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
+
+
+@pytest.fixture
+def trained(monkeypatch, run):
+    """What the commands ask `train_run` for, which gives the summary of a run or raises."""
+    asked = []
+    summary = recipes.resume_run(run, quiet=True)
+
+    def train(config, folder, **options):
+        asked.append((config, folder, options))
+        if isinstance(train.failure, BaseException):
+            raise train.failure
+        return summary
+
+    train.failure = None
+    train.asked = asked
+    monkeypatch.setattr(recipes, "train_run", train)
+    return train
+
+
+def test_train_passes_on_what_it_was_told(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--debug", "train", "mnist", "--data-root", "data", "train.seed=3", "--download", "train.batch=7"]) == 0
+    config, folder, options = trained.asked[0]
+    assert (config.train.seed, config.train.batch, config.data.download) == (3, 7, True)
+    assert config.data.root == str(tmp_path / "data")
+    assert folder.parts[0] == "runs"
+    assert folder.name.startswith("mnist-20")
+    assert options == {"resume": False, "quiet": False}
+    assert "test accuracy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "resume"), [("", False), ("0", False), ("2", True)])
+def test_train_goes_on_when_torchrun_starts_it_again(count, resume, trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
+    monkeypatch.setenv("RANK", "1")
+    assert main(["train", "digits", "--output", str(tmp_path / "r")]) == 0
+    assert trained.asked[0][2]["resume"] is resume
+    assert capsys.readouterr().out == ""  # the first process tells
+    assert main(["train", "digits"]) == 2
+    assert "--output must be given" in told(capsys)
+
+
+def test_demo_takes_a_new_folder_each_time(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "equipoise-demo").mkdir()
+    assert main(["demo", "--seed", "5"]) == 0
+    config, folder, _ = trained.asked[0]
+    assert (config.data.name, config.train.seed, folder.name) == ("digits", 5, "equipoise-demo-2")
+    assert "test accuracy" in capsys.readouterr().out
+
+
+def test_sweep_separates_what_varies(monkeypatch, capsys, tmp_path):
+    asked = []
+
+    def sweep(*words, **options):
+        asked.append((words, options))
+        return [{"run": "000", "status": "diverged"}]
+
+    monkeypatch.setattr(recipes.sweep, "sweep", sweep)
+    assert main(["sweep", "digits", "train.seed=1,2", "--output", str(tmp_path), "train.epochs=3", "--jobs", "2"]) == 3
+    assert asked == [(("digits", ["train.epochs=3"], {"train.seed": ["1", "2"]}, tmp_path), {"jobs": 2, "pool": "local"})]
+    assert capsys.readouterr().out == "run  status\n000  diverged\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        (ConvergenceError("10 steps\nin a row"), 3, "error: 10 steps in a row"),
+        (ValueError("data.root must\x1b be"), 2, "error: data.root must\\x1b be"),
+        (PermissionError(13, "Permission denied", "x/y"), 2, "error: x/y: Permission denied"),
+        (ImportError("Pictures need Pillow."), 2, "error: Pictures need Pillow."),
+        (KeyError("x"), 1, "error: KeyError: 'x'. This is a bug; run again with --debug to see where."),
+        (Interrupted("at step 3"), 130, "interrupted; there is no checkpoint yet"),
+        (KeyboardInterrupt(), 130, "interrupted; there is no checkpoint yet"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_failure_has_its_exit_code_and_one_line(failure, code, message, trained, capsys, tmp_path):
+    trained.failure = failure
+    assert main(["train", "digits", "--output", str(tmp_path / "r")]) == code
+    assert told(capsys) == f"equipoise: {message}"
+    for words in (["--debug", "train"], ["train", "--debug"]):
+        assert main([*words, "digits", "--output", str(tmp_path / "r")]) == code
+        assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_interrupted_run_says_how_to_go_on(trained, run, capsys):
+    trained.failure = Interrupted()
+    assert main(["train", "digits", "--output", str(run)]) == 130
+    assert told(capsys) == f"equipoise: interrupted; go on with: equipoise resume {run}"
+
+
+def test_warnings_of_the_library_are_plain_lines(monkeypatch, capsys):
+    def warn(kind):
+        warnings.simplefilter("always")
+        warnings.warn("3 of 4 samples\ndid not converge", ConvergenceWarning, stacklevel=1)
+        warnings.warn("other", UserWarning, stacklevel=1)
+        return {kind: ""}
+
+    monkeypatch.setattr(command, "_things", warn)
+    before = warnings.showwarning
+    assert main(["list", "models"]) == 0
+    first, *other = capsys.readouterr().err.splitlines()
+    assert first == "equipoise: warning: 3 of 4 samples did not converge"
+    assert "test_cli.py" in other[0]
+    assert warnings.showwarning is before
+
+
+def test_pipe_that_nobody_reads_is_no_error():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "equipoise", "list", "recipes"], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+    )
+    os.close(write)
+    assert done.stderr == b""
+    assert done.returncode == 141
+
+
+def test_package_gives_its_names_when_they_are_asked_for():
+    script = (
+        "import sys, equipoise; assert 'torch' not in sys.modules; equipoise.solvers.SOLVERS; from equipoise import OptEq; "
+        "import equipoise.data; assert set(equipoise.__all__) < set(dir(equipoise)); "
+        "from equipoise import *; print(solve is equipoise.solve)"
+    )
+    done = python("-c", script)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+    for name in equipoise.__all__:
+        assert getattr(equipoise, name) is not None
+    with pytest.raises(AttributeError, match="module 'equipoise' has no attribute 'nothing'"):
+        _ = equipoise.nothing
