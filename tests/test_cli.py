@@ -268,11 +268,17 @@ def test_warnings_of_the_library_are_plain_lines(monkeypatch, capsys):
     assert warnings.showwarning is before
 
 
-def test_pipe_that_nobody_reads_is_no_error():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_pipe_that_nobody_reads_is_no_error(unbuffered):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "equipoise", "list", "recipes"], stdout=write, stderr=subprocess.PIPE, timeout=60, check=False
+        [sys.executable, "-m", "equipoise", "list", "recipes"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        timeout=60,
+        check=False,
     )
     os.close(write)
     assert done.stderr == b""

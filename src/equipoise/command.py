@@ -33,7 +33,6 @@ __all__ = [
 
 DONE, DIVERGED = 0, 3  # exit codes
 KINDS = ("models", "data", "solvers", "gradients", "activations", "regularizers", "recipes")
-PERCENT = {"accuracy": "accuracy", "miou": "mIoU", "macc": "mAcc", "aacc": "aAcc"}
 DEMO = "equipoise-demo"
 
 
@@ -79,6 +78,8 @@ def run_demo(arguments: Namespace) -> int:
 
 def _finish(folder: Path, train: Callable[[], Summary]) -> int:
     """Train, and print what came out."""
+    from equipoise.engine.progress import score_text
+
     try:
         summary = train()
     except KeyboardInterrupt as error:
@@ -95,7 +96,7 @@ def _finish(folder: Path, train: Callable[[], Summary]) -> int:
         if scores:
             if scores.get("missed"):
                 print(f"{scores['missed']:,} of {scores['samples']:,} {split} samples did not reach the solver's tolerance")
-            print(f"{split} {_score(summary.metric, scores[summary.metric])}")
+            print(f"{split} {score_text(summary.metric, scores[summary.metric])}")
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
     return DONE
@@ -103,6 +104,7 @@ def _finish(folder: Path, train: Callable[[], Summary]) -> int:
 
 def run_evaluate(arguments: Namespace) -> int:
     """Score a run."""
+    from equipoise.engine.progress import score_text
     from equipoise.recipes import evaluate_run
 
     found = evaluate_run(arguments.folder, split=arguments.split, root=arguments.data_root)
@@ -110,7 +112,7 @@ def run_evaluate(arguments: Namespace) -> int:
         _print_json(found.to_dict())
         return DONE
     for name, value in found.metrics.items():
-        print(_score(name, value))
+        print(score_text(name, value))
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")
     return DONE
 
@@ -214,14 +216,6 @@ def run_sweep(arguments: Namespace) -> int:
         raise KeyboardInterrupt("interrupted; go on with the same command") from error
     print(format_table(rows))
     return DIVERGED if any(row["status"] == "diverged" for row in rows) else DONE
-
-
-def _score(name: str, value: float | None) -> str:
-    if value is None:
-        return f"{name} is not a number"
-    if name in PERCENT:
-        return f"{PERCENT[name]} {100 * value:.1f} %"
-    return f"PSNR {value:.2f} dB" if name == "psnr" else f"{name} {value:.4g}"
 
 
 def _count(number: int, thing: str) -> str:

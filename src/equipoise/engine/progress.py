@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self, TextIO, final
 
-__all__ = ["Progress", "make_progress"]
+__all__ = ["Progress", "make_progress", "score_text"]
 
 FRAME = 1 / 8  # seconds between two pictures of the live bar
 PAUSE = 30.0  # seconds between two plain lines within an epoch
@@ -192,10 +192,17 @@ def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str
     """Name the scores, and first the loss if wanted."""
     numbers = {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
     facts = [f"loss {numbers['loss']:.4g}"] if loss and "loss" in numbers else []
-    return facts + [_score(name, value) for name, value in numbers.items() if name not in OTHERS]
+    return facts + [score_text(name, value) for name, value in numbers.items() if name not in OTHERS]
 
 
-def _score(name: str, value: float) -> str:
+def score_text(name: str, value: float | None) -> str:
+    """Return a score as people read it: `accuracy 98.2 %`, `PSNR 31.20 dB`, `perplexity 87.1`.
+
+    Args:
+        name: The name of the score.
+        value: Its value; `None` where it is not a number.
+    """
+    value = math.nan if value is None else value
     if name in NAMES and math.isfinite(value):
         return f"{NAMES[name]} {100 * value:.1f} %"
     if name == "psnr" and math.isfinite(value):
