@@ -54,14 +54,15 @@ def run_train(arguments: Namespace) -> int:
         folder = Path("runs", f"{Path(arguments.source).stem}-{datetime.now():%Y%m%d-%H%M%S}")
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     resume, quiet = arguments.resume or restarted, arguments.quiet
-    return _finish(folder, lambda: train_run(replace(config, data=data), folder, resume=resume, quiet=quiet))
+    config = replace(config, data=data)
+    return _finish(folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet))
 
 
 def run_resume(arguments: Namespace) -> int:
     """Go on with a run."""
     from equipoise.recipes import resume_run
 
-    return _finish(arguments.folder, lambda: resume_run(arguments.folder, quiet=arguments.quiet))
+    return _finish(arguments.folder, arguments.folder / "config.toml", lambda: resume_run(arguments.folder, quiet=arguments.quiet))
 
 
 def run_demo(arguments: Namespace) -> int:
@@ -73,15 +74,22 @@ def run_demo(arguments: Namespace) -> int:
     while arguments.output is None and folder.exists():
         count += 1
         folder = Path(f"{DEMO}-{count}")
-    return _finish(folder, lambda: train_run(config, folder))
+    return _finish(folder, "digits", lambda: train_run(config, folder))
 
 
-def _finish(folder: Path, train: Callable[[], Summary]) -> int:
+def _finish(folder: Path, source: str | Path, train: Callable[[], Summary]) -> int:
     """Train, and print what came out."""
+    from equipoise.data import DataError
+    from equipoise.engine import CheckpointError
     from equipoise.engine.progress import score_text
 
     try:
         summary = train()
+    except ValueError as error:
+        # What is wrong with neither the data nor the run's folder is wrong with the config.
+        if isinstance(error, DataError | CheckpointError) or str(error).startswith(str(folder)):
+            raise
+        raise ValueError(f"{source}: {error}") from error
     except KeyboardInterrupt as error:
         kept = any((folder / "checkpoints").glob("*.safetensors"))
         remedy = f"go on with: equipoise resume {shlex.quote(str(folder))}" if kept else "there is no checkpoint yet"

@@ -4,6 +4,7 @@ import gzip
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -252,3 +253,24 @@ def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
         path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(data[:9]) + gzip.compress(data[9:]))
         path.unlink()
     np.testing.assert_array_equal(load_data("mnist", root=tmp_path).x, x)
+
+
+def test_data_set_gives_some_of_its_samples_and_classes():
+    data = load_data("digits", "test")
+    part = data.take([5, 2])
+    assert torch.equal(part.x, data.x[[5, 2]])
+    assert part.y.tolist() == [int(data.y[5]), int(data.y[2])]
+    single = replace(data, x=None, y=None, sample=lambda i: (data.x[i], data.y[i]), count=len(data)).take([7])
+    assert len(single) == 1
+    assert torch.equal(single[0][0], data.x[7])
+    two = data.select([8, 3])
+    assert two.classes == ("8", "3")
+    assert torch.equal(two.x[two.y == 0], data.x[data.y == 8])
+    assert torch.equal(two.x[two.y == 1], data.x[data.y == 3])
+    assert data.about() == {
+        "name": "digits",
+        "task": "classification",
+        "classes": tuple("0123456789"),
+        "shape": (1, 8, 8),
+        "ignore": None,
+    }

@@ -209,7 +209,10 @@ def read_npy(path: Path, stream: IO[bytes], size: int) -> NDArray[Any]:
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
         raise DataError(path, f"is in version {version[0]}.{version[1]} of NumPy's format; 1.0 and 2.0 are known")
-    shape, fortran, dtype = readers[version](header)
+    try:
+        shape, fortran, dtype = readers[version](header)
+    except Exception as error:  # it is parsed as Python, and what is raised may show objects with their addresses
+        raise DataError(path, "cannot be read: its header is damaged") from error
     if dtype.kind not in "biuf":
         raise DataError(path, f"holds {'Python objects, which could run code' if dtype.hasobject else dtype}; it must hold numbers")
     need = volume(shape) * dtype.itemsize

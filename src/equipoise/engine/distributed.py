@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -83,6 +84,8 @@ class Group:
             )
         if dist.is_initialized():
             raise ValueError("Group.from_environment must be called once; got a second call. Pass the group on, or close it first.")
+        # Imported once the group is there, as DistributedDataParallel does, its default arguments would keep the group for ever.
+        importlib.import_module("torch.distributed.nn.functional")
         store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))  # type: ignore[attr-defined]
         dist.init_process_group(
             backend,
@@ -163,8 +166,8 @@ class Group:
         """
         if self.world == 1:
             return model
-        # On CPUs a group of its own: the wrapped model would keep alive the threads of the one that is closed, and Python aborts if
-        # one of them lets go of a tensor while it ends.
+        # On CPUs a group of its own, since the wrapped model keeps the threads of its group alive. Those of the main group must end
+        # in `close`: Python aborts if, while it exits, a thread lets go of a tensor.
         on_gpu = self.device.type == "cuda"
         wrapped = DistributedDataParallel(
             synchronize(model),

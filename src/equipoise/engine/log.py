@@ -58,6 +58,10 @@ class MetricLog:
         size = os.fstat(self._file.fileno()).st_size
         if not 0 <= position <= size:
             raise ValueError(f"{self._path}: must hold the {position} bytes that the checkpoint remembers; got {size}.")
+        if self._path is not None and position:
+            _parse_all(
+                self._path, self._path.read_bytes()[:position].removesuffix(b"\n")
+            )  # what cannot be told of is not gone on with
         with self._named():
             self._file.truncate(position)
         self._file.seek(position)
@@ -102,11 +106,9 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     Args:
         path: The file.
     """
-    *lines, rest = Path(path).read_bytes().split(b"\n")
-    found = [_parse(line) for line in lines]
-    if None in found:
-        raise ValueError(f"{path}: line {found.index(None) + 1} is not a JSON object.")
-    return [line for line in (*found, _parse(rest)) if line is not None]
+    whole, newline, rest = Path(path).read_bytes().rpartition(b"\n")
+    last = _parse(rest)
+    return [*(_parse_all(path, whole) if newline else []), *([] if last is None else [last])]
 
 
 class _Events:
@@ -157,6 +159,16 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _parse_all(path: Path | str, content: bytes) -> list[dict[str, Any]]:
+    found = []
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        value = _parse(line)
+        if value is None:
+            raise ValueError(f"{path}: line {number} is not a JSON object.")
+        found.append(value)
+    return found
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

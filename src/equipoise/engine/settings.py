@@ -13,6 +13,7 @@ __all__ = ["Optimizer", "Precision", "Schedule", "Train"]
 Precision = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine", "one-cycle", "poly"]
+THREADS = 1024  # more than any machine has cores for; torch takes what it is told
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Train:
             _require_whole(f"train.{name}", getattr(self, name))
         if self.seed >= 2**63:
             raise ValueError(f"train.seed must be less than 2**63; got {self.seed}.")
+        if self.threads > THREADS:
+            raise ValueError(f"train.threads must be at most {THREADS}; got {self.threads}.")
         require_positive("train.clip", self.clip, or_zero=True)
         require_positive("train.checkpoint_minutes", self.checkpoint_minutes)
         choose("train.precision", self.precision, get_args(Precision))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
 from typing import Any
 
 import torch
@@ -82,6 +83,15 @@ class Place:
             value = getattr(place, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
+        kinds: dict[str, tuple[type, ...]] = {
+            **dict.fromkeys(("seconds", "epoch_seconds"), (int, float)),
+            **dict.fromkeys(("scale", "train", "test"), (dict,)),
+            "best": (int, float, NoneType),
+            "confusion": (list, NoneType),
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(place, name), kind):
+                raise ValueError(f"{name} must be a {kind[-1].__name__}; got {getattr(place, name)!r}")
         return place
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from equipoise.core.require import require_count
+from equipoise.core.require import require_count, require_positive
 from equipoise.gradients.base import Gradient
 from equipoise.layers.change import Regularized
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
@@ -37,6 +37,7 @@ class OptEqLayer(Equilibrium):
             raise ValueError("OptEq.solver must be an object for SAM, which needs a regulariser; got 'sam'. Write SAM('l2').")
         if isinstance(solver, SAM) and solver.couples:
             cell.coupled = True
+        require_positive("OptEq.strength", strength)
         whole = cell if regularizer is None else Regularized(cell, regularizer, strength)
         super().__init__(whole, **solving)
 

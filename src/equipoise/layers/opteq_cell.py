@@ -123,6 +123,8 @@ class OptEqCell(Cell):
         self.inputs = nn.ModuleList(inputs)
         self.activations = tuple(activations)
         require_positive("OptEq.mu", mu)
+        if not isinstance(learn_alpha, bool):
+            raise ValueError(f"OptEq.learn_alpha must be True or False; got {learn_alpha!r}.")
         choose("OptEq.norm", norm, get_args(Norm))
         require_positive("OptEq.bound", bound)
         if norm != "none" and bound > 1:

@@ -102,6 +102,9 @@ def make_transforms(data: Data, dataset: Dataset) -> tuple[Transform | None, Tra
     if data.augment == "random-resized-crop" and size:
         vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]
     else:
+        side = min(data.size or dataset.shape[1:])
+        if data.augment == "pad-crop-flip" and data.padding > side:
+            raise ValueError(f"data.padding must be at most {side}, as the pictures are large; got {data.padding}.")
         ignore = dataset.ignore if dataset.ignore is not None else 255
         vary = [*resize, PadCropFlip(data.padding, data.flip, ignore=ignore)] if data.augment == "pad-crop-flip" else resize
     if data.noise:
@@ -120,8 +123,12 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     """
     task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
     options = dict(config.model.options)
-    if "num_classes" in model_options(config.model.name) and "num_classes" not in options:
-        options["num_classes"] = 1 if task.name == "binary-regression" else len(dataset.classes)
+    if "num_classes" in model_options(config.model.name):
+        wanted = 1 if task.name == "binary-regression" else len(dataset.classes)
+        given = options.setdefault("num_classes", wanted)
+        if given != wanted and task.name != "restoration":
+            # Said before the model is made, which may not fit in memory.
+            raise ValueError(f"model.options.num_classes must be {wanted} for these data; got {given!r}. Leave it out.")
     return replace(config, model=replace(config.model, options=options), task=replace(config.task, name=task.name))
 
 
@@ -134,8 +141,9 @@ def make_model(config: Config) -> Network:
     torch.manual_seed(config.train.seed)
     try:
         return create_model(config.model.name, **config.model.options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"model.options: {error}") from error
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0] or "the model does not fit in memory"
+        raise ValueError(f"model.options: {reason}") from error
 
 
 def try_out(model: Network, task: Task, dataset: Dataset, transform: Transform | None) -> None:

@@ -32,7 +32,7 @@ from equipoise.engine import (
 from equipoise.engine.log import finite
 from equipoise.recipes.build import load_samples, make_model, make_transforms, resolve, try_out
 from equipoise.recipes.config import Config, dump_config, load_config
-from equipoise.recipes.show import report_run
+from equipoise.recipes.show import read_json, report_run
 
 __all__ = ["resume_run", "train_run"]
 
@@ -115,7 +115,7 @@ def _group(config: Config) -> Iterator[Group]:
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).tolist()  # some devices hold no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise ValueError(f"train.device must be a device that torch can use here; got {wanted!r} ({reason}).") from error
@@ -159,7 +159,7 @@ def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) 
         folder.mkdir(parents=True, exist_ok=True)
         # First of all, since a folder that holds it is a run's: a run that is killed any later can be resumed.
         write_atomically(folder / "config.toml", dump_config(config))
-    if not (folder / "environment.json").exists():
+    if read_json(folder / "environment.json") is None:
         write_json(folder / "environment.json", environment(world))
 
 

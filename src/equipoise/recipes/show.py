@@ -21,7 +21,7 @@ from equipoise.recipes.stored import Run, open_run
 from equipoise.report import MaskSample, RunReport, SolvePath, render_report
 from equipoise.theory import certify, objective
 
-__all__ = ["report_run"]
+__all__ = ["read_json", "report_run"]
 
 EXACT = 1e-6  # to what the solve on the page is made, so that its path can be seen
 MASKS = 4  # pictures on the page
@@ -38,7 +38,7 @@ def report_run(folder: Path) -> Path:
     """
     config = load_config(folder)
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
-    summary = _read_json(folder / "summary.json")
+    summary = read_json(folder / "summary.json")
     masks: list[MaskSample] = []
     solve: SolvePath | None = None
     about: Dataset | None = None
@@ -57,12 +57,12 @@ def report_run(folder: Path) -> Path:
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
         config=settings,
-        environment=_read_json(folder / "environment.json") or {},
+        environment=read_json(folder / "environment.json") or {},
         steps=[line for line in lines if line.get("kind") == "step"],
         epochs=[line for line in lines if line.get("kind") == "epoch"],
         summary=summary,
         classes=about.classes if about else (),
-        confusion=np.array(summary["confusion"]) if summary and summary.get("confusion") else None,
+        confusion=_confusion((summary or {}).get("confusion"), folder / "summary.json"),
         masks=masks,
         ignore=about.ignore if about else None,
         solve=solve,
@@ -122,8 +122,22 @@ def _picture(x: Tensor) -> np.ndarray[Any, Any] | None:
     return np.ascontiguousarray(x.permute(1, 2, 0).squeeze(2).numpy() if x.shape[0] == 1 else x.permute(1, 2, 0).numpy())
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, if the file is there."""
+def _confusion(values: Any, path: Path) -> np.ndarray[Any, Any] | None:
+    """The confusion matrix of a summary."""
+    if values is None:
+        return None
+    square = isinstance(values, list) and all(isinstance(row, list) and len(row) == len(values) for row in values)
+    if not square or not all(type(count) is int and 0 <= count < 2**63 for row in values for count in row):
+        raise ValueError(f"{path}: confusion must be a list of as many lists of counts as they are long.")
+    return np.array(values)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file, if the file is there.
+
+    Args:
+        path: The file.
+    """
     if not path.exists():
         return None
     try:

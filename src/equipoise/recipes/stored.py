@@ -11,7 +11,7 @@ import torch
 from equipoise.data import Dataset, Transform
 from equipoise.engine import CheckpointError, Evaluation, Task, evaluate, load_weights, make_task, read_checkpoint
 from equipoise.models import Network
-from equipoise.recipes.build import load_test, make_model, make_transforms, try_out
+from equipoise.recipes.build import load_test, make_model, make_transforms, resolve, try_out
 from equipoise.recipes.config import Config, load_config
 
 __all__ = ["Run", "evaluate_run", "open_run"]
@@ -54,10 +54,11 @@ def open_run(folder: Path) -> Run:
     if not path.exists():
         raise ValueError(f"{folder}: must hold model.safetensors, which is written after the first epoch; it is not there.")
     weights, state = read_checkpoint(path)
-    model = make_model(config)
     try:
-        load_weights(model, weights)
         about = _about(state["data"])
+        resolve(config, about)
+        model = make_model(config)
+        load_weights(model, weights)
         task = make_task(config.task.name, about, label_smoothing=config.task.label_smoothing)
         transform = make_transforms(config.data, about)[1]
     except (ValueError, KeyError, TypeError) as error:
@@ -85,6 +86,12 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
 
 def _about(values: dict[str, Any]) -> Dataset:
     """The data set that a model was trained on, without samples."""
+    kinds = {"name": str, "task": str, "classes": list, "shape": list, "ignore": int | None}
+    odd = [name for name, kind in kinds.items() if not isinstance(values[name], kind)]
+    odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
+    odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
+    if odd:
+        raise ValueError(f"{odd[0]} of its data cannot be {values[odd[0]]!r}")
     empty = torch.zeros(0, dtype=torch.int64)
     return Dataset(
         values["name"],
