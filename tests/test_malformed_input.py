@@ -322,6 +322,7 @@ def test_malformed_checkpoints_are_refused(kind: str, run: Path, capsys: pytest.
     assert not mark.exists()
 
 
+@pytest.mark.filterwarnings("default::equipoise.engine.CheckpointWarning")
 @pytest.mark.parametrize("kind", ["data cut by one", "web page", "torch.save", "wrong checksum"])
 def test_damaged_newest_checkpoint_is_gone_on_without(
     kind: str, run: Path, whole: Path, capsys: pytest.CaptureFixture[str]

@@ -59,9 +59,8 @@ class MetricLog:
         if not 0 <= position <= size:
             raise ValueError(f"{self._path}: must hold the {position} bytes that the checkpoint remembers; got {size}.")
         if self._path is not None and position:
-            _parse_all(
-                self._path, self._path.read_bytes()[:position].removesuffix(b"\n")
-            )  # what cannot be told of is not gone on with
+            # In the end a report is made of it: better to find out now than then.
+            _parse_all(self._path, self._path.read_bytes()[:position].removesuffix(b"\n"))
         with self._named():
             self._file.truncate(position)
         self._file.seek(position)

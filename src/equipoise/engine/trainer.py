@@ -127,6 +127,7 @@ class Trainer:
             # State is in place before anything is wrapped or differentiated: later, copies of it would go their own ways.
             self.wrapped = group.wrap(self.model)
             log = stack.enter_context(self._open_log())
+            log.truncate(place.log)
             stack.enter_context(self.progress)
             stack.enter_context(_shown_by(self.progress))
             stack.enter_context(self.solves.listening())
@@ -328,9 +329,7 @@ class Trainer:
     def _open_log(self) -> MetricLog:
         if self.folder is None or not self.group.is_main:
             return MetricLog(None)
-        log = MetricLog(self.folder / "metrics.jsonl", self.folder / "tensorboard" if self.settings.tensorboard else None)
-        log.truncate(self.place.log)
-        return log
+        return MetricLog(self.folder / "metrics.jsonl", self.folder / "tensorboard" if self.settings.tensorboard else None)
 
     def _save_is_due(self) -> bool:
         settings = self.settings
