@@ -228,7 +228,7 @@ def test_sweep_separates_what_varies(monkeypatch, capsys, tmp_path):
     ("failure", "code", "message"),
     [
         (ConvergenceError("10 steps\nin a row"), 3, "error: 10 steps in a row"),
-        (ValueError("data.root must\x1b be"), 2, "error: data.root must\\x1b be"),
+        (ValueError("data.root must\x1b be"), 2, "error: digits: data.root must\\x1b be"),
         (PermissionError(13, "Permission denied", "x/y"), 2, "error: x/y: Permission denied"),
         (ImportError("Pictures need Pillow."), 2, "error: Pictures need Pillow."),
         (KeyError("x"), 1, "error: KeyError: 'x'. This is a bug; run again with --debug to see where."),

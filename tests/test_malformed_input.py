@@ -315,7 +315,7 @@ def test_malformed_checkpoints_are_refused(kind: str, run: Path, capsys: pytest.
     for path in places:
         path.write_bytes(make(path.read_bytes(), mark))
     for name, words in commands(run).items():
-        with bounded(traced=kind != "a million dimensions"):
+        with bounded(traced=name != "resume" and kind != "a million dimensions"):
             line = refused(run.parent, capsys, *words)
         assert line.startswith(str(run / ("checkpoints" if name == "resume" else "model.safetensors")))
         assert re.search(reason, line)
@@ -466,9 +466,7 @@ def test_malformed_files_of_a_run_are_refused(case: str, run: Path, capsys: pyte
 def test_report_leaves_out_what_is_no_number(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd: list[object] = ["x", None, True, [1], {"a": "x"}, 10**400, {"CONVERGED": "x"}, "<script>"]
     keys = list(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]))
-    lines = [
-        {"kind": kind, **dict.fromkeys(keys, value), "kind2": 1} | {"kind": kind} for value in odd for kind in ("step", "epoch")
-    ]
+    lines = [{**dict.fromkeys(keys, value), "kind": kind} for value in odd for kind in ("step", "epoch")]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = json.loads((run / "summary.json").read_text())
     del summary["confusion"]

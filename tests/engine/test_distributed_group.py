@@ -182,6 +182,7 @@ def work(folder: Path) -> None:
     report = folder / f"{os.environ['RANK']}.txt"
     with Group.from_environment("cpu") as group:
         wrapped = group.wrap(nn.Linear(1, 1))
+        threads = count_threads()
         for check in CHECKS:
             torch.manual_seed(0)
             try:
@@ -191,7 +192,6 @@ def work(folder: Path) -> None:
                 break
         else:
             report.write_text("")
-        threads = count_threads()
     group.close()
     # Those of the closed group are gone though a wrapped model is still there; Python might abort at its end otherwise.
     assert count_threads() < threads or not threads, wrapped

@@ -1,7 +1,9 @@
 """Runs of two processes under torchrun, beside the same run in one process.
 
-The tolerance of the solves is tight. With a loose one, rounding can let a sample stop a step earlier in one run than in the other,
-and their losses then differ by as much as the tolerance allows.
+Sums over two shares are rounded otherwise than sums over the whole, and training can magnify that: a unit that is just switched on
+in one run and off in the other changes the gradient at once, by more the larger the steps. Two runs of one process whose weights
+differ in the last bit part in the same way. Here the steps are small, and the solves exact enough that it does not matter whether
+rounding lets a sample stop one step earlier; then the losses agree to a few units in the last place.
 """
 
 import os
@@ -46,6 +48,7 @@ SETTINGS = [
     "train.checkpoint_steps=2",
     "train.device=cpu",
     "model.options.tolerance=1e-6",
+    "optimizer.learning_rate=1e-3",
 ]
 TRAIN = ["train", "digits", *SETTINGS]
 VARIABLES = re.compile("RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*")
@@ -169,7 +172,7 @@ def test_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
     assert code != 0
     assert re.search(r"exitcode +: 2 ", printed), printed
     # Once a process has ended, torchrun ends the other, which may not have come so far.
-    assert 1 <= printed.count("equipoise: error: train.batch must be a multiple of the 2 processes; got 63.") <= 2
+    assert 1 <= len(re.findall("equipoise: error: .*train.batch must be a multiple of the 2 processes; got 63", printed)) <= 2
     assert not folder.exists()
 
 

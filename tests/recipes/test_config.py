@@ -102,7 +102,7 @@ def test_config_reads_every_type_and_leaves_the_rest_at_defaults(tmp_path):
         ("#" * (2**20 + 1), "must be a config of at most 1048576 bytes"),
         ("x = " + "[" * 100_000, "must not nest"),
         (DIGITS + "options = " + "[" * 300 + "]" * 300, "data.options must be a table"),
-        (DIGITS + "[model.options." + ".".join("a" * 10_000) + "]", "recursion"),
+        (DIGITS + "[model.options." + ".".join("a" * 10_000) + "]", "must not nest lists and tables so deeply"),
     ],
 )
 def test_config_with_a_mistake_says_where_and_what_in_one_line(tmp_path, text, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,6 +21,7 @@ from equipoise.data import (
     batches,
     load_data,
 )
+from equipoise.data.picture import PIXELS
 from equipoise.engine import Task, make_task
 from equipoise.models import Network, create_model, model_options
 from equipoise.recipes.config import Config, Data
@@ -98,6 +100,8 @@ def make_transforms(data: Data, dataset: Dataset) -> tuple[Transform | None, Tra
     # Bytes are cheaper to move about than floats, so pictures are cut before they are turned into floats.
     first: list[Transform] = [Greyscale()] if data.greyscale else []
     size = (data.size[0], data.size[1]) if data.size else None
+    if math.prod(data.size) > PIXELS:
+        raise ValueError(f"data.size must have at most {PIXELS} pixels; got {list(data.size)}.")
     resize: list[Transform] = [Resize(size)] if size else []
     if data.augment == "random-resized-crop" and size:
         vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
@@ -11,7 +10,6 @@ from typing import Any, Literal, get_args
 
 from equipoise.core import choose, require_count, require_positive
 from equipoise.data import DATASETS
-from equipoise.data.picture import PIXELS
 from equipoise.engine.settings import Optimizer, Schedule, Train
 from equipoise.engine.task import TASKS
 from equipoise.models import list_models, model_options
@@ -92,8 +90,6 @@ class Data:
             raise ValueError(f"data.size must be height and width, or empty; got {list(self.size)}.")
         for side in self.size:
             require_count("data.size", side)
-        if math.prod(self.size) > PIXELS:
-            raise ValueError(f"data.size must have at most {PIXELS} pixels; got {list(self.size)}.")
         if self.augment == "random-resized-crop" and not self.size:
             raise ValueError(
                 "data.size must be given for the augmentation 'random-resized-crop'; got none. Write data.size = [224, 224]."
