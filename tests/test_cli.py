@@ -211,17 +211,21 @@ def test_demo_takes_a_new_folder_each_time(trained, tmp_path, monkeypatch, capsy
     assert "test accuracy" in capsys.readouterr().out
 
 
-def test_sweep_separates_what_varies(monkeypatch, capsys, tmp_path):
+@pytest.mark.parametrize(("status", "code"), [("diverged", 3), ("failed", 2), ("early", 0)])
+def test_sweep_separates_what_varies(status, code, monkeypatch, capsys, tmp_path):
     asked = []
 
     def sweep(*words, **options):
         asked.append((words, options))
-        return [{"run": "000", "status": "diverged"}]
+        return [{"run": "000", "status": status}]
 
     monkeypatch.setattr(recipes.sweep, "sweep", sweep)
-    assert main(["sweep", "digits", "train.seed=1,2", "--output", str(tmp_path), "train.epochs=3", "--jobs", "2"]) == 3
+    assert main(["sweep", "digits", "train.seed=1,2", "--output", str(tmp_path), "train.epochs=3", "--jobs", "2"]) == code
     assert asked == [(("digits", ["train.epochs=3"], {"train.seed": ["1", "2"]}, tmp_path), {"jobs": 2, "pool": "local"})]
-    assert capsys.readouterr().out == "run  status\n000  diverged\n"
+    assert capsys.readouterr().out == f"run  status\n000  {status}\n"
+
+
+MEMORY = "there is not enough memory: lower train.batch or train.evaluate_batch (DefaultCPUAllocator: not enough memory: you tried)"
 
 
 @pytest.mark.parametrize(
@@ -231,6 +235,7 @@ def test_sweep_separates_what_varies(monkeypatch, capsys, tmp_path):
         (ValueError("data.root must\x1b be"), 2, "error: digits: data.root must\\x1b be"),
         (PermissionError(13, "Permission denied", "x/y"), 2, "error: x/y: Permission denied"),
         (ImportError("Pictures need Pillow."), 2, "error: Pictures need Pillow."),
+        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried\nto"), 2, f"error: {MEMORY}"),
         (KeyError("x"), 1, "error: KeyError: 'x'. This is a bug; run again with --debug to see where."),
         (Interrupted("at step 3"), 130, "interrupted; there is no checkpoint yet"),
         (KeyboardInterrupt(), 130, "interrupted; there is no checkpoint yet"),
@@ -244,6 +249,13 @@ def test_failure_has_its_exit_code_and_one_line(failure, code, message, trained,
     for words in (["--debug", "train"], ["train", "--debug"]):
         assert main([*words, "digits", "--output", str(tmp_path / "r")]) == code
         assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_lost_process_is_not_called_a_bug(trained, capsys, monkeypatch, tmp_path):
+    trained.failure = RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train", "digits", "--output", str(tmp_path / "r")]) == 1
+    assert told(capsys).startswith("equipoise: error: another process was lost, or cannot be reached: torchrun --max-restarts 3")
 
 
 def test_interrupted_run_says_how_to_go_on(trained, run, capsys):

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from equipoise import __version__
 from equipoise.command import (
+    BAD_INPUT,
     DEMO,
     DIVERGED,
     DONE,
@@ -31,7 +32,7 @@ from equipoise.command import (
 
 __all__ = ["main"]
 
-BUG, BAD_INPUT, INTERRUPTED, PIPE = 1, 2, 130, 141
+BUG, INTERRUPTED, PIPE = 1, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,6 +98,15 @@ def _tell(error: BaseException) -> int:
     if isinstance(error, ConvergenceError):
         _say("error: ", str(error))
         return DIVERGED
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+        _say(
+            "error: ", f"there is not enough memory: lower train.batch or train.evaluate_batch ({str(error).partition(chr(10))[0]})"
+        )
+        return BAD_INPUT
+    if isinstance(error, RuntimeError) and os.environ.get("WORLD_SIZE", "1") != "1":
+        reason = str(error).partition("\n")[0]
+        _say("error: ", f"another process was lost, or cannot be reached: torchrun --max-restarts 3 would have gone on ({reason})")
+        return BUG
     _say("error: ", f"{type(error).__name__}: {error}. This is a bug; run again with --debug to see where.")
     return BUG
 

@@ -31,7 +31,7 @@ __all__ = [
     "run_train",
 ]
 
-DONE, DIVERGED = 0, 3  # exit codes
+DONE, BAD_INPUT, DIVERGED = 0, 2, 3  # exit codes
 KINDS = ("models", "data", "solvers", "gradients", "activations", "regularizers", "recipes")
 DEMO = "equipoise-demo"
 
@@ -122,7 +122,10 @@ def run_evaluate(arguments: Namespace) -> int:
     for name, value in found.metrics.items():
         print(score_text(name, value))
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")
-    return DONE
+    broken = found.status.get("NONFINITE", 0)
+    if broken:
+        print(f"equipoise: warning: {_count(broken, 'solve')} met NaN or infinity; such samples count as wrong", file=sys.stderr)
+    return DIVERGED if broken and broken == sum(found.status.values()) else DONE
 
 
 def run_predict(arguments: Namespace) -> int:
@@ -142,6 +145,8 @@ def run_predict(arguments: Namespace) -> int:
     )
     found = predict(run.model, run.task, inputs, classes=run.classes, transform=run.transform)
     missed = write_predictions(found, arguments.out, sys.stdout)
+    if arguments.out is not None:
+        print(f"predictions: {arguments.out}", file=sys.stderr)
     if missed:
         print(f"equipoise: warning: {_count(missed, 'prediction')} did not reach the solver's tolerance", file=sys.stderr)
     return DONE
@@ -223,7 +228,8 @@ def run_sweep(arguments: Namespace) -> int:
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; go on with the same command") from error
     print(format_table(rows))
-    return DIVERGED if any(row["status"] == "diverged" for row in rows) else DONE
+    ends = {row["status"] for row in rows}
+    return DIVERGED if "diverged" in ends else BAD_INPUT if "failed" in ends else DONE
 
 
 def _count(number: int, thing: str) -> str:

@@ -74,7 +74,7 @@ def test_reader_feeds_a_data_loader_and_survives_pickling(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits"}))
 def test_reader_says_which_files_to_put_where(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{tmp_path}.*: {name} needs .* in this folder; put them there") as caught:
+    with pytest.raises(DataError, match=rf"{tmp_path}.*: {name} needs .* in this folder.*; put it there") as caught:
         load_data(name, root=tmp_path / "absent")
     assert "\n" not in str(caught.value)
     assert ("download=True" in str(caught.value)) == bool(DATASETS[name].downloads)

@@ -47,7 +47,7 @@ def test_one_cycle_equals_the_one_of_torch():
     assert max(made) == made[12] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "one-cycle", "poly"])
+@pytest.mark.parametrize("name", ["constant", "cosine", "poly"])
 def test_warmup_rises_evenly_and_then_the_schedule_begins(name):
     made = rates(Schedule(name, warmup=0.5))
     assert made[:5] == pytest.approx([k / 6 for k in range(1, 6)])
@@ -74,6 +74,7 @@ def test_runs_of_one_step_have_a_rate(name):
         (lambda: Schedule("step", milestones=(3, 2)), r"schedule.milestones must be positive and rise; got \(3, 2\)."),
         (lambda: Schedule(rise=0), r"schedule.rise must be in \(0, 1\]; got 0."),
         (lambda: Schedule(warmup=-1), "schedule.warmup must be zero or a positive number; got -1."),
+        (lambda: Schedule("one-cycle", warmup=1), "schedule.warmup must be 0 for 'one-cycle', which rises by itself; got 1."),
         (lambda: Optimizer("adamm"), "optimizer.name must be one of adam, adamw, sgd; got 'adamm'. Did you mean 'adam'"),
         (lambda: Optimizer(learning_rate=math.nan), "optimizer.learning_rate must be a positive number; got nan."),
         (lambda: Optimizer(betas=(0.9, 1.0)), r"optimizer.betas must be in \[0, 1\); got 1.0."),
@@ -85,7 +86,7 @@ def test_runs_of_one_step_have_a_rate(name):
         (lambda: Train(seed=2**63), "train.seed must be less than"),
         (lambda: Train(precision="float8"), "train.precision must be one of bfloat16, float16, float32; got 'float8'."),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_bad_settings_get_one_sentence(make, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):

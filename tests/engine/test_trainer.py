@@ -55,6 +55,10 @@ class Small(nn.Module):
         return self.head(self.drop(self.equilibrium(self.norm(x.flatten(1)))))
 
 
+class Quiet(SilentProgress):
+    """Takes warnings about solves, as displays do, and shows nothing."""
+
+
 def make(folder: Path | None = None, *, data: Dataset | None = None, model: nn.Module | None = None, progress=None, **settings):
     torch.manual_seed(0)
     data = data or Blobs().dataset()
@@ -67,7 +71,7 @@ def make(folder: Path | None = None, *, data: Dataset | None = None, model: nn.M
         test,
         settings=Train(**{"epochs": 3, "batch": 16, "log_every": 1, "ema": 0.5, **settings}),
         folder=folder,
-        progress=progress or SilentProgress(),
+        progress=progress or Quiet(),
         **parts,
     )
 
@@ -199,8 +203,8 @@ def test_resume_of_a_finished_run_returns_its_summary(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"batch": 32}, "a checkpoint of a run with other settings"),
-        ({"optimizer": Optimizer("sgd")}, "a checkpoint of a run with other settings"),
+        ({"batch": 32}, "a checkpoint of a run with other settings: train.batch differs"),
+        ({"optimizer": Optimizer("sgd")}, "a checkpoint of a run with other settings: optimizer.name differs"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 3))}, "weights of another model: '1.bias' is in one of them only"),
     ],
 )
@@ -352,7 +356,9 @@ def test_average_is_what_its_formula_says_and_what_is_kept(tmp_path):
         average = decay * average + (1 - decay) * state["head.weight"]
     kept, _ = read_checkpoint(tmp_path / "model.safetensors")
     assert torch.allclose(kept["head.weight"], average, atol=1e-6)
-    assert not torch.equal(kept["head.weight"], trainer.model.state_dict()["head.weight"])
+    assert not torch.equal(kept["head.weight"], watch.states[-1]["head.weight"])
+    assert_same(kept, trainer.model.state_dict())  # the model is left with the weights that were scored
+    assert not torch.equal(kept["norm.running_mean"], watch.states[-1]["norm.running_mean"])
 
 
 def test_early_stop_keeps_the_best_weights(tmp_path):
@@ -370,7 +376,86 @@ def test_early_stop_keeps_the_best_weights(tmp_path):
     assert summary.epochs == len(epochs) == best + 4 < 30
     assert summary.validation["accuracy"] == max(scores)
     assert not summary.test
-    assert read_checkpoint(tmp_path / "model.safetensors")[1]["epoch"] == best + 1
+    weights, state = read_checkpoint(tmp_path / "model.safetensors")
+    assert state["epoch"] == best + 1
+    assert_same(weights, trainer.model.state_dict())
+    assert evaluate(trainer.model, trainer.task, wrong).metrics["accuracy"] == max(scores)
+
+
+@pytest.mark.parametrize("at", [7, 15])
+def test_resume_of_a_run_that_stops_early_is_bit_identical(tmp_path, at):
+    train, held = Blobs(96).dataset(), Blobs(48, seed=1)
+    wrong = Dataset("blobs", "val", "classification", ("a", "b", "c"), (1, 8, 8), held.x, held.y.roll(1))
+    settings = {"data": train, "test": wrong, "held_out": True, "epochs": 30, "patience": 3, "optimizer": Optimizer("adam", 3e-2)}
+    whole = make(tmp_path / "whole", **settings)
+    expected = whole.fit()
+    with pytest.raises(Interrupted):
+        make(tmp_path / "parts", progress=StopAt(at), **settings).fit()
+    again = make(tmp_path / "parts", **settings)
+    assert again.fit(resume=True).validation == expected.validation
+    assert_same(tensors(whole), tensors(again))
+
+
+def test_run_with_scores_that_are_no_numbers_keeps_its_first_weights(tmp_path):
+    trainer = make(tmp_path, test=poisoned(list(range(96))), held_out=True, patience=2, epochs=9)
+    trainer.task.__class__.metric = "loss"
+    try:
+        summary = trainer.fit()
+    finally:
+        trainer.task.__class__.metric = "accuracy"
+    assert summary.stopped == "early"
+    assert read_checkpoint(tmp_path / "model.safetensors")[1]["epoch"] == 1
+
+
+def test_fit_writes_over_no_other_run(tmp_path):
+    trainer = make(tmp_path)
+    trainer.fit()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"holds a run already\. Pass resume=True to go on with it, or another folder"):
+        make(tmp_path).fit()
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(ValueError, match=r"Trainer\.fit must be called once"):
+        trainer.fit()
+
+
+def test_last_batch_of_one_sample_is_refused_for_batch_normalisation():
+    with pytest.raises(ValueError, match=r"train\.batch must not leave one sample for the last step"):
+        make(batch=19)  # 96 = 5 * 19 + 1
+    make(batch=19, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), epochs=1).fit()
+
+
+def test_signal_while_scoring_stops_after_the_epoch(tmp_path):
+    class StopInEpoch(SilentProgress):
+        def epoch(self, epoch, line) -> None:
+            if epoch == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="interrupted at step 12; a checkpoint was written"):
+        make(tmp_path / "parts", progress=StopInEpoch()).fit()
+    whole, again = make(tmp_path / "whole"), make(tmp_path / "parts")
+    whole.fit()
+    again.fit(resume=True)
+    assert_same(tensors(whole), tensors(again))
+
+
+class Pair(nn.Module):
+    """Two equilibria, of which the first solves the whole batch as one."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.first = equipoise.OptEq(64, 8, 8, solver="fixed_point", tolerance=1e-7, max_steps=steps, on_failure="ignore")
+        self.first.cell.coupled = True
+        self.second = equipoise.OptEq(8, 8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x.flatten(1))))
+
+
+@pytest.mark.parametrize(("steps", "missed"), [(2, 96), (300, 0)])
+def test_missed_samples_are_counted_over_all_layers(steps, missed):
+    data = Blobs().dataset()
+    assert evaluate(Pair(steps), make_task("auto", data), data, batch=32).missed == missed
 
 
 def test_patience_without_held_out_samples_is_refused():
@@ -386,6 +471,23 @@ def test_clip_bounds_the_gradient_that_is_stepped_on():
     trainer.fit()
     moved = torch.cat([(old - new).flatten() for old, new in zip(before, trainer.model.parameters(), strict=True)]).norm().item()
     assert moved == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_float16_looks_for_its_scale_without_failing(tmp_path):
+    class Steep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(64, 3)
+
+        def forward(self, x):
+            return 300 * self.head(x.flatten(1))
+
+    trainer = make(tmp_path, precision="float16", model=Steep(), ema=0.0, epochs=4, failures=1, test=None)
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    trainer.state.scaler = trainer.scaler
+    summary = trainer.fit()
+    assert 1 < summary.skipped < 20
+    assert trainer.scaler.get_scale() < 2.0**24
 
 
 def test_float16_scales_gradients_and_learns():

@@ -37,8 +37,9 @@ class Reader(ABC):
 
     def missing(self, folder: Path, *files: str) -> DataError:
         """Return the error that says which files to put where."""
-        remedy = " or pass download=True" if self.downloads else " (it cannot be fetched for you)"
-        return DataError(folder, f"{self.name} needs {' and '.join(files)} in this folder; put them there{remedy}")
+        remedy = ", or let it be fetched (--download, download=True)" if self.downloads else " (it cannot be fetched for you)"
+        where = "in this folder" if folder.is_dir() else "in this folder, which does not exist"
+        return DataError(folder, f"{self.name} needs {' and '.join(files)} {where}; put it there{remedy}")
 
 
 DATASETS: Registry[Reader] = Registry("dataset", Reader)  # type: ignore[type-abstract]

@@ -1,5 +1,6 @@
 """Training, scoring and predicting: runs that can be stopped at any moment, and that say what their solves did."""
 
+from equipoise.engine.batchnorm import SyncedBatchNorm, synchronize
 from equipoise.engine.checkpoint import (
     CheckpointError,
     Checkpoints,
@@ -8,7 +9,7 @@ from equipoise.engine.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from equipoise.engine.distributed import Group, SyncedBatchNorm, synchronize
+from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.interrupt import Interrupted
 from equipoise.engine.log import MetricLog, read_metrics

@@ -15,7 +15,7 @@ from equipoise.engine.solves import Solves
 from equipoise.engine.task import Task
 from equipoise.engine.totals import Totals
 
-__all__ = ["Evaluation", "autocast", "evaluate", "full"]
+__all__ = ["Evaluation", "autocast", "evaluate"]
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ def evaluate(
             for x, y in batches(dataset, batch, shuffle=False, transform=transform, rank=group.rank, world=group.world):
                 solves.clear()
                 with autocast(device, precision):
-                    output = full(model(x.to(device)))
+                    output = model(x.to(device))
                 y = y.to(device)
                 task.check(output, y)
                 score.update(output, y)
                 totals.add(task.loss(output, y).item(), task.weight(y), solves)
-                counted += torch.tensor([len(x), 0 if solves.missed is None else _samples(solves.missed, len(x))])
+                counted += torch.tensor([len(x), int(solves.missed(len(x)).sum())])
     finally:
         model.train(training)
     totals.add_score(score)
@@ -102,13 +102,3 @@ def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the context in which a model runs at a precision."""
     lower = precision != "float32"
     return torch.autocast(device.type, dtype=getattr(torch, precision) if lower else None, enabled=lower)
-
-
-def full(output: Tensor) -> Tensor:
-    """Return an output in the precision of losses."""
-    return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
-
-
-def _samples(missed: Tensor, count: int) -> int:
-    """How many samples missed; a batch that was solved as one misses as one."""
-    return int(missed.sum()) if len(missed) == count else count * bool(missed.any())

@@ -34,4 +34,4 @@ def interruptible() -> Iterator[threading.Event]:
         yield told
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler or signal.SIG_DFL)  # none, if it was not set from Python

@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-__all__ = ["MetricLog", "finite", "read_metrics"]
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["MetricLog", "finite", "read_metrics", "require_tensorboard"]
 
 
 class MetricLog:
@@ -99,6 +102,17 @@ class MetricLog:
             raise failure from error
 
 
+def require_tensorboard() -> type[SummaryWriter]:
+    """Return the class that writes for TensorBoard, or raise `ValueError` if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and an extra
+    except ImportError as error:
+        raise ValueError(
+            "train.tensorboard must be false where TensorBoard is not installed: pip install 'equipoise[tensorboard]'."
+        ) from error
+    return SummaryWriter
+
+
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     """Return the lines of a file of metrics; a last one that was only half written is left out.
 
@@ -114,13 +128,7 @@ class _Events:
     """Scalars for TensorBoard, at the step of their line."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and an extra
-        except ImportError as error:
-            raise ValueError(
-                "train.tensorboard must be false where TensorBoard is not installed: pip install 'equipoise[tensorboard]'."
-            ) from error
-        self._make, self._folder = SummaryWriter, folder
+        self._make, self._folder = require_tensorboard(), folder
         self._writer: SummaryWriter | None = None
         self.resumed = False
 

@@ -36,7 +36,8 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimiz
 class Average:
     """The exponential average `a <- decay a + (1 - decay) w` of a model's weights, from which it is evaluated.
 
-    Early on the decay is `(1 + n)/(10 + n)` after n updates where that is less, so that the first weights are soon forgotten.
+    Buffers of floats, such as the statistics of batch normalisation, are averaged like weights, since they belong to them. Early
+    on the decay is `(1 + n)/(10 + n)` after n updates where that is less, so that the first weights are soon forgotten.
 
     Args:
         model: Whose weights.
@@ -47,15 +48,15 @@ class Average:
         self.model = model
         self.decay = decay
         self.updates = 0
-        self.values = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        self.values = {name: value.clone() for name, value in self._present().items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the present weights."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         self.updates += 1
-        for name, weight in self.model.named_parameters():
-            self.values[name].lerp_(weight, 1 - decay)
+        for name, value in self._present().items():
+            self.values[name].lerp_(value, 1 - decay)
 
     def load(self, values: Mapping[str, Tensor], updates: int) -> None:
         """Take over averages, or raise `ValueError` if they are those of another model.
@@ -70,17 +71,24 @@ class Average:
             self.values[name].copy_(value)
         self.updates = updates
 
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Give the model the averages for good."""
+        for name, value in self._present().items():
+            value.copy_(self.values[name])
+
     @contextmanager
     def applied(self) -> Iterator[None]:
         """Let the model have the averages, and its own weights again afterwards, bit for bit."""
-        own = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
-        self._write(self.values)
+        own = {name: value.clone() for name, value in self._present().items()}
+        self.apply()
         try:
             yield
         finally:
-            self._write(own)
+            with torch.no_grad():
+                for name, value in self._present().items():
+                    value.copy_(own[name])
 
-    @torch.no_grad()
-    def _write(self, values: dict[str, Tensor]) -> None:
-        for name, weight in self.model.named_parameters():
-            weight.copy_(values[name])
+    def _present(self) -> dict[str, Tensor]:
+        """The model's own tensors of floats."""
+        return {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}

@@ -226,11 +226,8 @@ def _continue(
 
 
 def _converged(solves: Solves, count: int) -> list[bool]:
-    """Whether each sample reached its tolerance; a batch that was solved as one did as one."""
-    if solves.missed is None:
-        return [True] * count
-    fine: list[bool] = (~solves.missed).tolist()
-    return fine if len(fine) == count else [all(fine)] * count
+    fine: list[bool] = (~solves.missed(count)).tolist()
+    return fine
 
 
 def _make_folder(folder: Path) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import sys
 import time
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self, TextIO, final
 
-__all__ = ["Progress", "make_progress", "score_text"]
+from equipoise.core import ConvergenceWarning
+
+__all__ = ["Progress", "make_progress", "score_text", "shown_by"]
 
 FRAME = 1 / 8  # seconds between two pictures of the live bar
 PAUSE = 30.0  # seconds between two plain lines within an epoch
@@ -41,7 +45,7 @@ class Progress(ABC):
             self.note(title)
 
     @abstractmethod
-    def step(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+    def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         """Tell of a step.
 
         Args:
@@ -92,7 +96,7 @@ class Progress(ABC):
 class SilentProgress(Progress):
     """Shows nothing."""
 
-    def step(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+    def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         return
 
     def note(self, text: str) -> None:
@@ -111,7 +115,7 @@ class PlainProgress(Progress):
         super().__init__()
         self._stream = stream
 
-    def step(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+    def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         if time.monotonic() - self._shown >= PAUSE:
             parts = [self._count(epoch), f"step {step}/{self._steps}", *_facts(values), self._left(step)]
             self.note("   ".join(part for part in parts if part))
@@ -142,7 +146,7 @@ class LiveProgress(Progress):
         super().start(epochs, steps, first_step, title)
         self._live.start()
 
-    def step(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+    def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         now = time.monotonic()
         if now - self._shown >= FRAME or step >= self._steps:
             self._shown = now
@@ -154,7 +158,7 @@ class LiveProgress(Progress):
     def stop(self) -> None:
         self._live.stop()
 
-    def _draw(self, step: int, epoch: int, values: Mapping[str, float]) -> None:
+    def _draw(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
@@ -182,7 +186,7 @@ def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress
     return LiveProgress(stream) if stream.isatty() and find_spec("rich") is not None else PlainProgress(stream)
 
 
-def _facts(values: Mapping[str, float]) -> list[str]:
+def _facts(values: Mapping[str, Any]) -> list[str]:
     """Say what is known of a step."""
     troubles = [f"{values[name]:.0f} {name}" for name in ("failed", "skipped") if values.get(name)]
     return [*_scores(values, loss=True), *troubles, *_solver(values)]
@@ -193,6 +197,28 @@ def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str
     numbers = {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
     facts = [f"loss {numbers['loss']:.4g}"] if loss and "loss" in numbers else []
     return facts + [score_text(name, value) for name, value in numbers.items() if name not in OTHERS]
+
+
+@contextmanager
+def shown_by(progress: Progress) -> Iterator[None]:
+    """Let warnings about solves appear as lines of a display, in place of breaking into it; a silent one leaves them as they are.
+
+    Args:
+        progress: The display.
+    """
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
+            if issubclass(category, ConvergenceWarning):
+                progress.note(str(message))
+            else:
+                show(message, category, *rest, **named)
+
+        if type(progress) is not SilentProgress:
+            warnings.showwarning = note
+            warnings.simplefilter("always", ConvergenceWarning)
+        yield
 
 
 def score_text(name: str, value: float | None) -> str:

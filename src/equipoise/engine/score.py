@@ -88,7 +88,7 @@ class Agreement(Score):
         ignore: The target that does not count, if there is one.
     """
 
-    largest: ClassVar[float] = 1000  # classes with a matrix, of 8 MB then
+    largest: ClassVar[float] = 256  # classes with a matrix, which is added up in every step
 
     def __init__(self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None) -> None:
         self._rows = classes if classes <= self.largest else 0
@@ -97,11 +97,15 @@ class Agreement(Score):
 
     def update(self, output: Tensor, target: Tensor) -> None:
         found, truth = self._predict(output.detach()).reshape(-1), target.reshape(-1).long()
+        # NaN has a largest entry for argmax, but is nobody's answer: it counts as wrong.
+        sound = (output.isfinite() if output.dim() == 1 else output.isfinite().all(dim=1)).reshape(-1)
         if self._ignore is not None:
             counts = truth != self._ignore
-            found, truth = found[counts], truth[counts]
-        self._sums[0] += (found == truth).sum().cpu()
+            found, truth, sound = found[counts], truth[counts], sound[counts]
         self._sums[1] += len(truth)
+        if not bool(sound.all()):
+            found, truth = found[sound], truth[sound]
+        self._sums[0] += (found == truth).sum().cpu()
         if self._rows:
             self._sums[2:] += torch.bincount(truth * self._rows + found, minlength=self._rows**2).cpu()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from equipoise.core import choose, require_count, require_fraction, require_positive
 
@@ -29,7 +29,7 @@ class Train:
         precision: Of what autocast may run lower than float32.
         ema: Decay of the running average of the weights that is evaluated and kept in place of the last ones; 0 has none.
         patience: Epochs without a better score on the held-out samples after which the run stops; 0 never stops early.
-        failures: Steps skipped in a row, because a solve diverged or met NaN, after which the run stops.
+        failures: Steps skipped in a row, because a solve diverged or something was not finite, after which the run stops.
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
         log_every: Steps between two lines of metrics.
@@ -37,7 +37,21 @@ class Train:
         threads: Threads of torch on a CPU; 0 leaves them.
         flush_denormals: Whether numbers too small for float32's full precision become zero, which CPUs compute much faster.
         tensorboard: Whether to write metrics for TensorBoard as well.
+
+    Attributes:
+        free: The settings that a run may be resumed with others of, since they do not change what is computed.
     """
+
+    free: ClassVar[tuple[str, ...]] = (
+        "evaluate_batch",
+        "failures",
+        "checkpoint_minutes",
+        "checkpoint_steps",
+        "log_every",
+        "device",
+        "threads",
+        "tensorboard",
+    )
 
     epochs: int = 10
     batch: int = 128
@@ -141,6 +155,10 @@ class Schedule:
         require_positive("schedule.drop", self.drop)
         if any(not value > 0 for value in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"schedule.milestones must be positive and rise; got {self.milestones}.")
+        if self.name == "one-cycle" and self.warmup:
+            raise ValueError(
+                f"schedule.warmup must be 0 for 'one-cycle', which rises by itself; got {self.warmup}. Set schedule.rise."
+            )
         if self.name == "step" and not self.milestones:
             raise ValueError("schedule.milestones must name at least one epoch for 'step'; got none.")
 

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.engine.distributed import Group
+from equipoise.engine.optimizer import Average
+from equipoise.engine.task import Task
+from equipoise.engine.totals import Totals
 
-__all__ = ["Place", "load_optimizer", "load_random", "load_weights", "optimizer_tensors", "random_tensors"]
+__all__ = ["Place", "RunState", "load_weights"]
 
 
 @dataclass
@@ -30,6 +33,7 @@ class Place:
         waited: Epochs since then.
         seconds: Time that the run has taken.
         epoch_seconds: Time that it had taken when the present epoch began.
+        busy: Time that the steps of the present epoch have taken.
         log: Bytes of the log.
         updates: Updates of the average.
         scale: Of gradients in float16.
@@ -48,6 +52,7 @@ class Place:
     waited: int = 0
     seconds: float = 0.0
     epoch_seconds: float = 0.0
+    busy: float = 0.0
     log: int = 0
     updates: int = 0
     scale: dict[str, Any] = field(default_factory=dict)
@@ -67,24 +72,19 @@ class Place:
         self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
         return better
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Place:
-        """Return the place that plain values say, or raise `ValueError`."""
-        names = {each.name for each in fields(cls)}
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Go to the place that plain values say, or raise `ValueError`."""
+        names = {each.name for each in fields(self)}
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise ValueError(f"a checkpoint of another version of equipoise: it differs in {odd}")
-        place = cls(**values)
+        place = Place(**values)
         for name in ("step", "epoch", "batch", "skipped", "epoch_skipped", "row", "waited", "log", "updates"):
             value = getattr(place, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
         kinds: dict[str, tuple[type, ...]] = {
-            **dict.fromkeys(("seconds", "epoch_seconds"), (int, float)),
+            **dict.fromkeys(("seconds", "epoch_seconds", "busy"), (int, float)),
             **dict.fromkeys(("scale", "train", "test"), (dict,)),
             "best": (int, float, NoneType),
             "confusion": (list, NoneType),
@@ -92,7 +92,89 @@ class Place:
         for name, kind in kinds.items():
             if not isinstance(getattr(place, name), kind):
                 raise ValueError(f"{name} must be a {kind[-1].__name__}; got {getattr(place, name)!r}")
-        return place
+        vars(self).update(vars(place))
+
+
+class RunState:
+    """All that changes in a run.
+
+    Args:
+        model: The model.
+        optimizer: Its optimiser.
+        average: The running average of its weights, if there is one.
+        scaler: Of gradients in float16.
+        task: What the run is for.
+
+    Attributes:
+        place: Where the run is.
+        epoch: Sums over the present epoch.
+        past: Sums over the epochs that are over.
+        kept: The best weights so far, where a run stops early.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, average: Average | None, scaler: torch.amp.GradScaler, task: Task
+    ) -> None:
+        self.model, self.optimizer, self.average, self.scaler = model, optimizer, average, scaler
+        self.place = Place()
+        self.epoch, self.past = Totals(task), Totals(task)
+        self.kept: dict[str, Tensor] = {}
+
+    def keep(self) -> None:
+        """Remember the present weights as the best so far."""
+        self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def finish(self) -> None:
+        """Give the model the weights to use: the best ones, if they were looked for, or else the average, if there is one."""
+        if self.kept:
+            self.model.load_state_dict(self.kept)
+        elif self.average:
+            self.average.apply()
+
+    def pack(self, group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything as tensors and plain values; all processes must call it.
+
+        Args:
+            group: The processes.
+        """
+        self.place.updates = self.average.updates if self.average else 0
+        self.place.scale = self.scaler.state_dict()
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "average": self.average.values if self.average else {},
+            "kept": self.kept,
+            "random": random_tensors(group),
+            "totals": {"epoch": self.epoch.vector, "past": self.past.vector},
+        }
+        return {f"{part}.{name}": tensor for part, values in parts.items() for name, tensor in values.items()}, asdict(self.place)
+
+    def unpack(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any], group: Group) -> None:
+        """Go back to what `pack` returned, or raise `ValueError` if that was another run's.
+
+        Args:
+            tensors: The tensors.
+            place: The plain values.
+            group: The processes.
+        """
+        parts: dict[str, dict[str, Tensor]] = {"kept": {}, "optimizer": {}, "average": {}, "random": {}}
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = tensor
+        self.place.load(place)
+        if parts["kept"]:
+            load_weights(self.model, parts["kept"])
+            self.keep()
+        load_weights(self.model, parts["model"])
+        load_optimizer(self.optimizer, parts["optimizer"])
+        if self.average:
+            self.average.load(parts["average"], self.place.updates)
+        self.scaler.load_state_dict(self.place.scale)
+        load_random(parts["random"], group)
+        for totals, name in ((self.epoch, "epoch"), (self.past, "past")):
+            if parts["totals"][name].shape != totals.vector.shape or parts["totals"][name].dtype != torch.float64:
+                raise ValueError("sums of another task")
+            totals.load(parts["totals"][name])
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -141,11 +223,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tenso
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def random_tensors(group: Group, device: torch.device) -> dict[str, Tensor]:
+def random_tensors(group: Group) -> dict[str, Tensor]:
     """Return the states of torch's random numbers in all processes."""
     own = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        own["cuda"] = torch.cuda.get_rng_state(device)
+    if group.device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(group.device)
     found: dict[str, Tensor] = {}
     for name, state in own.items():
         rows = torch.zeros(group.world, len(state), dtype=torch.float64)
@@ -154,19 +236,18 @@ def random_tensors(group: Group, device: torch.device) -> dict[str, Tensor]:
     return found
 
 
-def load_random(tensors: Mapping[str, Tensor], group: Group, device: torch.device) -> None:
+def load_random(tensors: Mapping[str, Tensor], group: Group) -> None:
     """Set torch's random numbers to what they were, as far as there were as many processes and the same kind of device.
 
     Args:
         tensors: What `random_tensors` returned.
         group: The processes.
-        device: The device of this one.
     """
     cpu, cuda = tensors.get("cpu"), tensors.get("cuda")
     if cpu is not None and cpu.shape == (group.world, len(torch.get_rng_state())):
         torch.set_rng_state(cpu[group.rank].clone())  # of a view with an offset, torch reads beyond the end
-    if cuda is not None and device.type == "cuda" and len(cuda) == group.world:
-        torch.cuda.set_rng_state(cuda[group.rank].clone(), device)
+    if cuda is not None and group.device.type == "cuda" and len(cuda) == group.world:
+        torch.cuda.set_rng_state(cuda[group.rank].clone(), group.device)
 
 
 def _kind(tensor: Tensor) -> str:

@@ -56,8 +56,8 @@ class Solves:
     Attributes:
         forward: Tally of the forward solves since `clear`.
         backward: Tally of the backward solves.
-        missed: For each sample of the last batch, whether a forward solve missed the tolerance; `None` without solves.
-        failure: A sentence on the worst solve that diverged or met NaN since `clear`, empty if there was none.
+        failure: A sentence on the first solve that diverged or met NaN since `clear`, empty if there was none.
+        forward_failed: Whether a forward solve did.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,8 +67,9 @@ class Solves:
     def clear(self) -> None:
         """Forget everything."""
         self.forward, self.backward = Tally(), Tally()
-        self.missed: Tensor | None = None
         self.failure = ""
+        self.forward_failed = False
+        self._missed: list[Tensor] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -83,15 +84,24 @@ class Solves:
             for (_, outcomes), observer in zip(places, before, strict=True):
                 outcomes.observer = observer
 
+    def missed(self, count: int) -> Tensor:
+        """Return which of the samples of a batch have a forward solve, since `clear`, that missed its tolerance.
+
+        Args:
+            count: How many samples the batch has. A solve of another number of rows, such as a coupled batch, counts for all.
+        """
+        found = torch.zeros(count, dtype=torch.bool)
+        for missed in self._missed:
+            found |= missed if len(missed) == count else missed.any()
+        return found
+
     def _heard(self, layer: Equilibrium, backward: bool, solution: Solution) -> None:
         (self.backward if backward else self.forward).add(solution)
         if not backward:
-            short = ~solution.converged
-            # A coupled batch is solved as one; a layer that is used on something else than samples has another length.
-            before = self.missed
-            self.missed = short | before if before is not None and before.shape == short.shape else short
+            self._missed.append(~solution.converged.cpu())
         if bool((solution.status >= Status.DIVERGED).any()):
-            self.failure = f"{'backward' if backward else 'forward'} solve: {describe(solution, layer.stop)}"
+            self.forward_failed |= not backward
+            self.failure = self.failure or f"{'backward' if backward else 'forward'} solve: {describe(solution, layer.stop)}"
 
 
 def operator_norms(model: nn.Module) -> dict[str, float]:

@@ -331,7 +331,9 @@ class Restoration(Task):
     def check(self, output: Tensor, target: Tensor) -> None:
         if not target.is_floating_point() or target.dim() != 4:
             got = f"{target.dtype} of shape {tuple(target.shape)}"
-            raise self._fail("target", "be clean pictures of floats", got, "End the transform of the data with AddNoise(sigma).")
+            raise self._fail(
+                "target", "be clean pictures of floats", got, "Set data.noise, or put AddNoise(sigma) into the transform."
+            )
         if output.shape != target.shape:
             raise self._fail("output", f"have the shape {tuple(target.shape)} of the targets", tuple(output.shape))
 

@@ -55,6 +55,15 @@ class Totals:
         self.vector = vector
         self.score.load(vector[SCORE])
 
+    @property
+    def failed(self) -> int:
+        """How many solves of single samples, forward and backward, missed their tolerance."""
+        return sum(int(self.vector[part][2:].sum()) for part in (FORWARD, BACKWARD))  # after the steps and the converged ones
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.load(torch.zeros_like(self.vector))
+
     def line(self) -> dict[str, Any]:
         """Return the means and counts, as they stand in a line of metrics."""
         weight = self.vector[WEIGHT].item()

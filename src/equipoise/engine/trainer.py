@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import ConvergenceError, ConvergenceWarning, flush_denormals
+from equipoise.core import ConvergenceError, flush_denormals
 from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
 from equipoise.engine.distributed import Group
-from equipoise.engine.evaluate import Evaluation, autocast, evaluate, full
+from equipoise.engine.evaluate import Evaluation, autocast, evaluate
 from equipoise.engine.interrupt import Interrupted, interruptible
-from equipoise.engine.log import MetricLog
+from equipoise.engine.log import MetricLog, require_tensorboard
 from equipoise.engine.optimizer import Average, make_optimizer
-from equipoise.engine.progress import Progress, make_progress
+from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.settings import Optimizer, Schedule, Train
-from equipoise.engine.snapshot import Place, load_optimizer, load_random, load_weights, optimizer_tensors, random_tensors
+from equipoise.engine.snapshot import RunState
 from equipoise.engine.solves import Solves, operator_norms
 from equipoise.engine.summary import Summary
 from equipoise.engine.task import Task
@@ -34,6 +32,7 @@ from equipoise.models import Network
 
 __all__ = ["Trainer"]
 
+MISSING = object()
 SLOWER = "lower optimizer.learning_rate or set train.clip"
 
 
@@ -91,6 +90,14 @@ class Trainer:
             raise ValueError("train.patience must come with held-out samples to watch; got none. Set data.holdout.")
         if self.settings.batch % self.group.world:
             raise ValueError(f"train.batch must be a multiple of the {self.group.world} processes; got {self.settings.batch}.")
+        normed = any(isinstance(part, nn.BatchNorm1d) for part in model.modules())
+        if normed and len(train) // self.group.world * self.group.world % self.settings.batch == 1:
+            raise ValueError(
+                f"train.batch must not leave one sample for the last step, which batch normalisation cannot take; got "
+                f"{self.settings.batch} for {len(train)} samples. Choose another, or another data.subset."
+            )
+        if self.settings.tensorboard:
+            require_tensorboard()
         self.share = self.settings.batch // self.group.world  # samples of this process in each step
         self.steps_per_epoch = batch_count(train, self.share, rank=self.group.rank, world=self.group.world)
         self.steps = self.steps_per_epoch * self.settings.epochs
@@ -102,40 +109,41 @@ class Trainer:
             project_after(self.optimizer, model)
         self.average = Average(model, self.settings.ema) if self.settings.ema else None
         self.scaler = torch.amp.GradScaler(self.group.device.type, enabled=self.settings.precision == "float16")
+        self.state = RunState(model, self.optimizer, self.average, self.scaler, task)
+        self.place = self.state.place
         self.solves = Solves(model)
-        self.place = Place()
-        self.epoch_totals, self.totals = Totals(task), Totals(task)
         self.checkpoints = Checkpoints(folder / "checkpoints") if folder else None
+        self.began = False
+        self.reason = ""  # why the last step was skipped, if it was
+        self.started = self.saved = 0.0
 
     def fit(self, *, resume: bool = False) -> Summary:
-        """Train until the epochs are over, and return what came out.
+        """Train until the epochs are over, and return what came out; the model then has the weights that were scored.
 
         Args:
             resume: Whether to go on from the last checkpoint in the folder, if there is one.
         """
         settings, place, group = self.settings, self.place, self.group
+        if self.began:
+            raise ValueError("Trainer.fit must be called once; got a second call. Make a new Trainer to go on, with resume=True.")
+        self.began = True
         with ExitStack() as stack:
             if settings.flush_denormals and group.device.type == "cpu":
                 stack.enter_context(flush_denormals())
             torch.manual_seed(settings.seed + group.rank)
-            if resume:
-                place = self._restore()
-                if group.any(group.max(float(place.step)) != place.step):
-                    raise ValueError(
-                        f"{self.folder}: must be a folder that all processes share, to resume; they found different ones."
-                    )
+            self._restore(resume=resume)
             # State is in place before anything is wrapped or differentiated: later, copies of it would go their own ways.
             self.wrapped = group.wrap(self.model)
             log = stack.enter_context(self._open_log())
             log.truncate(place.log)
             stack.enter_context(self.progress)
-            stack.enter_context(_shown_by(self.progress))
+            stack.enter_context(shown_by(self.progress))
             stack.enter_context(self.solves.listening())
             told = stack.enter_context(interruptible())
-            self.progress.start(settings.epochs, self.steps, place.step, getattr(self.model, "name", type(self.model).__name__))
-            self.started = self.saved = time.monotonic()
-            self.started -= place.seconds
-            counted, since = 0, self.started + place.seconds
+            self.progress.start(settings.epochs, self.steps, place.step, self._title())
+            self.saved = time.monotonic()
+            self.started = self.saved - place.seconds
+            samples, busy = 0, 0.0
             while place.epoch < settings.epochs and not (settings.patience and place.waited >= settings.patience):
                 epoch = batches(
                     self.train,
@@ -147,13 +155,15 @@ class Trainer:
                     world=group.world,
                     start=min(place.batch, self.steps_per_epoch),  # more processes may leave out the last, short batch
                 )
+                since = time.monotonic()
                 for x, y in epoch:
                     line = self._step(x.to(group.device), y.to(group.device))
-                    counted += len(x) * group.world
+                    samples += len(x) * group.world
+                    busy += time.monotonic() - since
+                    place.busy += time.monotonic() - since
                     if line is not None:
-                        now = time.monotonic()
-                        log.write({**line, "samples_per_second": counted / (now - since)})
-                        counted, since = 0, now
+                        log.write({**line, "samples_per_second": samples / busy})
+                        samples, busy = 0, 0.0
                     if place.row >= settings.failures:
                         raise ConvergenceError(f"{place.row} steps in a row were skipped, up to step {place.step}: {self.reason}")
                     # Processes must agree on when to save and when to stop.
@@ -161,11 +171,25 @@ class Trainer:
                     if wish:
                         self._save(log)
                     if wish == 2:
-                        kept = "a checkpoint was written" if self.folder else "nothing was kept, since it has no folder"
-                        raise Interrupted(f"the run was interrupted at step {place.step}; {kept}")
+                        raise self._interrupted()
+                    since = time.monotonic()
                 self._end_epoch(log)
                 self._save(log)
+                if group.any(told.is_set()) and place.epoch < settings.epochs:
+                    raise self._interrupted()
+            self.state.finish()
             return self._summary()
+
+    def _title(self) -> str:
+        """What is trained on what, in one line."""
+        name = getattr(self.model, "name", type(self.model).__name__)
+        weights = sum(weight.numel() for weight in self.model.parameters())
+        where = f", kept in {self.folder}" if self.folder else ""
+        return f"{name} with {weights:,} parameters on {len(self.train):,} samples of {self.train.name}{where}"
+
+    def _interrupted(self) -> Interrupted:
+        kept = "a checkpoint was written" if self.folder else "nothing was kept, since it has no folder"
+        return Interrupted(f"the run was interrupted at step {self.place.step}; {kept}")
 
     def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
         """Make one step, or skip it if it would not be sound; return its line of metrics if one is due."""
@@ -178,7 +202,7 @@ class Trainer:
         self.solves.clear()
         self.optimizer.zero_grad()
         with autocast(group.device, settings.precision):
-            output = full(self.wrapped(x))
+            output = self.wrapped(x)
         self.task.check(output, y)
         loss, weight = self.task.loss(output, y), self.task.weight(y)
         # Gradients are averaged over processes: where their shares differ, each loss counts by its own.
@@ -188,8 +212,9 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         length = nn.utils.get_total_norm([each.grad for each in self.model.parameters() if each.grad is not None])
 
-        self.reason = self._unsound(loss, length)
-        skip = group.any(bool(self.reason))
+        self.reason, serious = self._unsound(loss, length)
+        verdict = group.max(2.0 if serious else float(bool(self.reason)))
+        skip = verdict > 0
         if skip:
             self.reason = self.reason or "another process skipped it."
             with torch.no_grad():
@@ -211,17 +236,15 @@ class Trainer:
         totals.add(loss.item(), 0.0 if skip else weight, self.solves)
         totals.add_score(score)
         totals.load(group.sum(totals.vector))
-        self.epoch_totals.load(self.epoch_totals.vector + totals.vector)
+        self.state.epoch.load(self.state.epoch.vector + totals.vector)
         place.step += 1
         place.batch += 1
         place.skipped += skip
         place.epoch_skipped += skip
-        place.row = place.row + 1 if skip else 0
+        place.row = place.row + (verdict == 2) if skip else 0
         line = totals.line()
-        self.progress.step(
-            place.step, place.epoch, {**_numbers(line), "skipped": place.skipped, "failed": _failed(self.epoch_totals)}
-        )
-        if skip:
+        self.progress.step(place.step, place.epoch, {**line, "skipped": place.skipped, "failed": self.state.epoch.failed})
+        if skip and place.row <= 1:
             self.progress.note(f"step {place.step} was skipped: {self.reason}")
         if not skip and place.step % settings.log_every and place.step != 1:
             return None
@@ -232,8 +255,8 @@ class Trainer:
             **line,
             "learning_rate": rate,
             "gradient_norm": length.item(),
-            "forward_residual": group.max(self.solves.forward.residual),
-            "backward_residual": group.max(self.solves.backward.residual),
+            "forward_residual": group.max(self.solves.forward.residual) if self.solves.layers else None,
+            "backward_residual": group.max(self.solves.backward.residual) if self.solves.layers else None,
             "skipped": skip,
         }
 
@@ -241,32 +264,37 @@ class Trainer:
         """Return the learning rate of a step."""
         return self.optimizer_settings.learning_rate * self.schedule.factor(step, self.steps, self.steps_per_epoch)
 
-    def _unsound(self, loss: Tensor, length: Tensor) -> str:
-        """Return why the step must be skipped; nothing if it need not."""
+    def _unsound(self, loss: Tensor, length: Tensor) -> tuple[str, bool]:
+        """Return why the step must be skipped, nothing if it need not, and whether that is more than a search for a scale."""
+        fine = bool(torch.isfinite(loss)) and not self.solves.forward_failed
+        if fine and not torch.isfinite(length) and self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+            return "the gradient overflowed float16; its scale was halved.", False
         if self.solves.failure:
-            return self.solves.failure
+            return self.solves.failure, True
         if not torch.isfinite(loss):
-            return f"the loss was {loss.item()}; {SLOWER}, and look for NaN in the data."
+            return f"the loss was {loss.item()}; {SLOWER}, and look for NaN in the data.", True
         if not torch.isfinite(length):
             lower = "" if self.settings.precision == "float32" else ", or set train.precision=float32"
-            return f"the gradient was not finite; {SLOWER}{lower}."
-        return ""
+            return f"the gradient was not finite; {SLOWER}{lower}.", True
+        return "", False
 
     def _end_epoch(self, log: MetricLog) -> None:
         """Score the test samples, keep the weights if they are the ones to keep, and write the epoch's line."""
-        place, name = self.place, "validation" if self.held_out else "test"
-        line = self.epoch_totals.line()
+        settings, place, name = self.settings, self.place, "validation" if self.held_out else "test"
+        line = self.state.epoch.line()
         with self.average.applied() if self.average else nullcontext():
-            scores = self._evaluate()
-            kept = place.judge(scores.metrics[self.task.metric] if scores else None, higher=self.task.higher_is_better)
-            if kept or not self.settings.patience:
+            scores = self.evaluate(self.test) if self.test is not None else None
+            better = place.judge(scores.metrics[self.task.metric] if scores else None, higher=self.task.higher_is_better)
+            if better or not settings.patience or not place.test:
                 place.test = scores.to_dict() if scores else {}
                 place.confusion = scores.confusion.tolist() if scores and scores.confusion is not None else None
+                if settings.patience:
+                    self.state.keep()
                 if self.folder and self.group.is_main:
                     state = {"epoch": place.epoch + 1, "step": place.step, name: place.test, "data": self.train.about()}
                     write_checkpoint(self.folder / "model.safetensors", self.model.state_dict(), state)
             norms = operator_norms(self.model)
-        place.train = {key: line[key] for key in ("loss", *self.epoch_totals.score.compute())}
+        place.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = time.monotonic() - self.started - place.epoch_seconds
         whole = {
             "kind": "epoch",
@@ -279,33 +307,37 @@ class Trainer:
             "skipped": place.epoch_skipped,
             "operator_norms": norms,
             "seconds": seconds,
-            "samples_per_second": len(self.train) / seconds,
+            "samples_per_second": len(self.train) // self.group.world * self.group.world / place.busy,
         }
         log.write(whole)
         self.progress.epoch(place.epoch, whole)
-        self.totals.load(self.totals.vector + self.epoch_totals.vector)
-        self.epoch_totals = Totals(self.task)
+        self.state.past.load(self.state.past.vector + self.state.epoch.vector)
+        self.state.epoch.clear()
         place.epoch += 1
         place.batch = place.epoch_skipped = 0
+        place.busy = 0.0
         place.epoch_seconds += seconds
 
-    def _evaluate(self) -> Evaluation | None:
-        """Score the test samples, if there are any."""
-        if self.test is None:
-            return None
-        settings = self.settings
-        return evaluate(
-            self.model,
-            self.task,
-            self.test,
-            batch=settings.evaluate_batch,
-            transform=self.test_transform,
-            group=self.group,
-            precision=settings.precision,
-        )
+    def evaluate(self, dataset: Dataset) -> Evaluation:
+        """Score a data set with the present weights, as after each epoch.
+
+        Args:
+            dataset: What to score.
+        """
+        settings, cpu = self.settings, self.group.device.type == "cpu"
+        with flush_denormals() if settings.flush_denormals and cpu else nullcontext():
+            return evaluate(
+                self.model,
+                self.task,
+                dataset,
+                batch=settings.evaluate_batch,
+                transform=self.test_transform,
+                group=self.group,
+                precision=settings.precision,
+            )
 
     def _summary(self) -> Summary:
-        place, line = self.place, self.totals.line()
+        place, line = self.place, self.state.past.line()
         counts = self.model.parameter_counts() if isinstance(self.model, Network) else {}
         return Summary(
             stopped="finished" if place.epoch >= self.settings.epochs else "early",
@@ -340,98 +372,51 @@ class Trainer:
 
     def _save(self, log: MetricLog) -> None:
         """Write a checkpoint, if the run has a folder."""
-        place = self.place
         if self.checkpoints is None:
             return
-        random = random_tensors(self.group, self.group.device)
         if self.group.is_main:
             log.sync()
-            place.log = log.position
-            place.seconds = time.monotonic() - self.started
-            place.updates = self.average.updates if self.average else 0
-            place.scale = self.scaler.state_dict()
-            parts = {
-                "model": self.model.state_dict(),
-                "optimizer": optimizer_tensors(self.optimizer),
-                "average": self.average.values if self.average else {},
-                "random": random,
-                "totals": {"epoch": self.epoch_totals.vector, "run": self.totals.vector},
-            }
-            tensors = {f"{part}.{name}": tensor for part, values in parts.items() for name, tensor in values.items()}
-            self.checkpoints.save(place.step, tensors, {"place": place.to_dict(), "run": self._identity()})
+            self.place.log = log.position
+            self.place.seconds = time.monotonic() - self.started
+        tensors, place = self.state.pack(self.group)
+        if self.group.is_main:
+            self.checkpoints.save(self.place.step, tensors, {"place": place, "run": self._identity()})
         self.saved = time.monotonic()
 
-    def _restore(self) -> Place:
-        """Go back to the last checkpoint, if there is one."""
-        if self.checkpoints is None:
-            raise ValueError("Trainer.folder must be given to resume a run; got None.")
+    def _restore(self, *, resume: bool) -> None:
+        """Go back to the last checkpoint, if there is one; refuse to write over a run that is not to be resumed."""
+        if self.folder is None or self.checkpoints is None:
+            if resume:
+                raise ValueError("Trainer.folder must be given to resume a run; got None.")
+            return
+        if not resume:
+            if self.group.is_main and any((self.folder / "checkpoints").glob("*")):
+                raise ValueError(f"{self.folder}: holds a run already. Pass resume=True to go on with it, or another folder.")
+            return
         if self.group.is_main:
             self.checkpoints.clean()
         stored = self.checkpoints.latest()
-        if stored is None:
-            return self.place
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in stored.tensors.items():
-            part, _, rest = name.partition(".")
-            parts.setdefault(part, {})[rest] = tensor
-        try:
-            if stored.state.get("run") != self._identity():
-                raise ValueError("a checkpoint of a run with other settings")
-            self.place = Place.from_dict(stored.state.get("place", {}))
-            load_weights(self.model, parts.get("model", {}))
-            load_optimizer(self.optimizer, parts.get("optimizer", {}))
-            if self.average:
-                self.average.load(parts.get("average", {}), self.place.updates)
-            self.scaler.load_state_dict(self.place.scale)
-            load_random(parts.get("random", {}), self.group, self.group.device)
-            self.epoch_totals.load(parts["totals"]["epoch"])
-            self.totals.load(parts["totals"]["run"])
-        except (ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise CheckpointError(stored.path, error) from error
-        if self.group.is_main:
-            self.checkpoints.prune(stored.step)  # as the run would have, had it not been killed after it wrote the last one
-        return self.place
+        if stored is not None:
+            try:
+                if odd := _difference(stored.state["run"], self._identity()):
+                    raise ValueError(f"a checkpoint of a run with other settings: {odd} differs")
+                self.state.unpack(stored.tensors, stored.state["place"], self.group)
+            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(stored.path, error) from error
+            if self.group.is_main:
+                self.checkpoints.prune(stored.step)  # as the run would have, had it not been killed after it wrote the last one
+        if self.group.any(self.group.max(float(self.place.step)) != self.place.step):
+            raise ValueError(f"{self.folder}: must be a folder that all processes share, to resume; they found different ones.")
 
     def _identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with to be gone on from. How often things are written may change between parts of a run."""
-        ours = asdict(self.settings)
-        free = (
-            "evaluate_batch",
-            "checkpoint_minutes",
-            "checkpoint_steps",
-            "log_every",
-            "device",
-            "threads",
-            "tensorboard",
-            "failures",
-        )
-        train = {name: value for name, value in ours.items() if name not in free}
-        whole = {"train": train, "optimizer": asdict(self.optimizer_settings), "schedule": asdict(self.schedule)}
-        return json.loads(json.dumps({**whole, "samples": len(self.train)}))  # type: ignore[no-any-return]  # as it is read back
+        """What a checkpoint must agree with to be gone on from."""
+        train = {name: value for name, value in asdict(self.settings).items() if name not in Train.free}
+        parts = {"train": train, "optimizer": asdict(self.optimizer_settings), "schedule": asdict(self.schedule)}
+        flat = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+        # As it is read back: tuples become lists.
+        return json.loads(json.dumps({**flat, "the number of training samples": len(self.train)}))  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _shown_by(progress: Progress) -> Iterator[None]:
-    """Let warnings about solves appear as lines of the display, in place of breaking into it."""
-    with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def note(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
-            if issubclass(category, ConvergenceWarning):
-                progress.note(str(message))
-            else:
-                show(message, category, *rest, **named)
-
-        warnings.showwarning = note
-        warnings.simplefilter("always", ConvergenceWarning)
-        yield
-
-
-def _numbers(line: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in line.items() if isinstance(value, int | float)}
-
-
-def _failed(totals: Totals) -> int:
-    line = totals.line()
-    both = (line["forward_status"], line["backward_status"])
-    return sum(count for status in both for name, count in status.items() if name != "CONVERGED")
+def _difference(kept: dict[str, Any], own: dict[str, Any]) -> str:
+    """The first thing in which two identities differ; nothing if they agree."""
+    return next((name for name in sorted({*kept, *own}) if kept.get(name, MISSING) != own.get(name, MISSING)), "")

@@ -26,7 +26,7 @@ from equipoise.engine import Task, make_task
 from equipoise.models import Network, create_model, model_options
 from equipoise.recipes.config import Config, Data
 
-__all__ = ["Samples", "load_samples", "load_test", "make_model", "make_transforms", "resolve", "try_out"]
+__all__ = ["Samples", "load_part", "load_samples", "load_test", "make_model", "make_transforms", "resolve", "try_out"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,20 @@ def load_test(data: Data, split: str | None = None) -> Dataset:
         split: Which part; by default `test`, or `val` of data sets whose test targets are not published.
     """
     return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
+
+
+def load_part(data: Data, split: str | None) -> Dataset:
+    """Load what a run means by a part of its data.
+
+    Args:
+        data: Of which run.
+        split: `train` is what it learns from, `val` what it holds out, if it does; others as of `load_test`.
+    """
+    if split == "train" and (data.subset or data.holdout):
+        return load_samples(data).train
+    if split == "val" and data.holdout:
+        return load_samples(data).watched
+    return load_test(data, split)
 
 
 def _load(data: Data, split: str) -> Dataset:
@@ -126,6 +140,8 @@ def resolve(config: Config, dataset: Dataset) -> Config:
         dataset: The training samples.
     """
     task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
+    if task.name == "classification" and len(dataset.classes) < 2:
+        raise ValueError(f"data.classes must leave two classes to tell apart; got {len(dataset.classes)}.")
     options = dict(config.model.options)
     if "num_classes" in model_options(config.model.name):
         wanted = 1 if task.name == "binary-regression" else len(dataset.classes)
@@ -159,6 +175,8 @@ def try_out(model: Network, task: Task, dataset: Dataset, transform: Transform |
         dataset: The samples, of which it gets one.
         transform: What is done to them.
     """
+    if not len(dataset):
+        raise ValueError(f"data.name must have samples to score; got none in the part {dataset.split!r} of {dataset.name!r}.")
     training = model.training
     x, y = next(batches(dataset, 1, shuffle=False, transform=transform))
     with torch.no_grad():

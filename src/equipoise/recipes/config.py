@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -15,7 +15,7 @@ from equipoise.engine.task import TASKS
 from equipoise.models import list_models, model_options
 from equipoise.recipes.table import LARGEST, decode_toml, dotted, merge_tables, override, read_value, write_value
 
-__all__ = ["Config", "Data", "Model", "TaskConfig", "dump_config", "list_presets", "load_config", "parse_config"]
+__all__ = ["Config", "Data", "Model", "TaskConfig", "dump_config", "list_presets", "load_config", "parse_config", "same_run"]
 
 Augment = Literal["none", "pad-crop-flip", "random-resized-crop"]
 
@@ -193,6 +193,22 @@ def dump_config(config: Config) -> str:
         lines += ["", f"[{section.name}]"]
         lines += [f"{each.name} = {write_value(getattr(part, each.name), f'{section.name}.{each.name}')}" for each in fields(part)]
     return "\n".join(lines) + "\n"
+
+
+def same_run(first: Config, second: Config) -> bool:
+    """Return whether two configs compute the same: where data lie, and how often things are written, may differ.
+
+    Args:
+        first: A config.
+        second: Another one.
+    """
+    plain = Train()
+    free = {name: getattr(plain, name) for name in Train.free}
+    one, other = (
+        replace(config, data=replace(config.data, root="", download=False), train=replace(config.train, **free))
+        for config in (first, second)
+    )
+    return one == other
 
 
 def list_presets() -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import platform
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,20 +19,17 @@ from typing import Any
 import numpy
 import torch
 
-from equipoise.core import remove_partials, write_atomically
+from equipoise.core import ConvergenceError, remove_partials, write_atomically
 from equipoise.engine import (
     Group,
     Summary,
     Trainer,
-    evaluate,
-    load_weights,
     make_progress,
     make_task,
-    read_checkpoint,
 )
 from equipoise.engine.log import finite
-from equipoise.recipes.build import load_samples, make_model, make_transforms, resolve, try_out
-from equipoise.recipes.config import Config, dump_config, load_config
+from equipoise.recipes.build import Samples, load_samples, make_model, make_transforms, resolve, try_out
+from equipoise.recipes.config import Config, Data, dump_config, load_config, same_run
 from equipoise.recipes.show import read_json, report_run
 
 __all__ = ["resume_run", "train_run"]
@@ -52,7 +50,7 @@ def train_run(config: Config, folder: Path, *, resume: bool = False, quiet: bool
         torch.set_num_threads(config.train.threads)
     with _group(config) as group:
         resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
-        samples = load_samples(config.data)
+        samples = _load(group, config.data)
         config = resolve(config, samples.train)
         model = make_model(config)
         task = make_task(config.task.name, samples.train, label_smoothing=config.task.label_smoothing)
@@ -74,26 +72,19 @@ def train_run(config: Config, folder: Path, *, resume: bool = False, quiet: bool
             progress=make_progress(quiet=quiet or not group.is_main),
         )
         _prepare(group, folder, config, resume=resume)
-        summary = trainer.fit(resume=resume)
+        try:
+            summary = trainer.fit(resume=resume)
+        except ConvergenceError:
+            if group.is_main:
+                _show(folder)  # what led to it is there to be seen
+            raise
         if trainer.held_out:
-            # The weights that were kept may be those of an earlier epoch.
-            group.barrier()
-            weights, _ = read_checkpoint(folder / "model.safetensors")
-            load_weights(model, weights)
-            scores = evaluate(
-                model,
-                task,
-                samples.test,
-                batch=config.train.evaluate_batch,
-                transform=plain,
-                group=group,
-                precision=config.train.precision,
-            )
+            scores = trainer.evaluate(samples.test)
             matrix = None if scores.confusion is None else scores.confusion.tolist()
             summary = replace(summary, test=scores.to_dict(), confusion=matrix)
         if group.is_main:
             write_json(folder / "summary.json", summary.to_dict())
-            report_run(folder)
+            _show(folder)
         return summary
 
 
@@ -105,6 +96,26 @@ def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
         quiet: Whether to show nothing meanwhile.
     """
     return train_run(load_config(folder), folder, resume=True, quiet=quiet)
+
+
+def _load(group: Group, data: Data) -> Samples:
+    """Load the data sets; where files may have to be fetched, the main process does so before the others look for them."""
+    if data.download and not group.is_main:
+        group.barrier()
+    samples = load_samples(data)
+    if data.download and group.is_main:
+        group.barrier()
+    return samples
+
+
+def _show(folder: Path) -> None:
+    """Write the page about the run; that it cannot be written makes no run fail that is over."""
+    try:
+        report_run(folder)
+    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
+        warnings.warn(
+            f"the report could not be written ({error}); try again with: equipoise report {folder}", UserWarning, stacklevel=3
+        )
 
 
 @contextmanager
@@ -147,8 +158,7 @@ def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) 
         raise ValueError(f"{folder}: holds a run already. Go on with: equipoise resume {folder}")
     if here:
         kept = load_config(folder)
-        # Data may have moved, and how often things are written may change; what is computed may not.
-        if replace(kept, data=replace(kept.data, root=config.data.root)) != config:
+        if not same_run(kept, config):
             raise ValueError(
                 f"{folder}: holds a run with another config. Choose another folder, or go on with: equipoise resume {folder}"
             )

@@ -11,7 +11,7 @@ import torch
 from equipoise.data import Dataset, Transform
 from equipoise.engine import CheckpointError, Evaluation, Task, evaluate, load_weights, make_task, read_checkpoint
 from equipoise.models import Network
-from equipoise.recipes.build import load_test, make_model, make_transforms, resolve, try_out
+from equipoise.recipes.build import load_part, make_model, make_transforms, resolve, try_out
 from equipoise.recipes.config import Config, load_config
 
 __all__ = ["Run", "evaluate_run", "open_run"]
@@ -49,6 +49,8 @@ def open_run(folder: Path) -> Run:
     Args:
         folder: Where it is kept.
     """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: must be the folder of a run; {'it is a file' if folder.exists() else 'there is none'}.")
     config = load_config(folder)
     path = folder / "model.safetensors"
     if not path.exists():
@@ -63,7 +65,8 @@ def open_run(folder: Path) -> Run:
         transform = make_transforms(config.data, about)[1]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(path, error) from error
-    return Run(folder, config, model.eval(), task, about, transform)
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # whatever it was trained on
+    return Run(folder, config, model.to(device).eval(), task, about, transform)
 
 
 def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = None) -> Evaluation:
@@ -71,12 +74,13 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
 
     Args:
         folder: Where it is kept.
-        split: Which part of the data; by default what the run itself scored in the end.
+        split: Which part of the data; by default what the run itself scored in the end. `train` is what it learnt from, and `val`
+            what it held out, if it did.
         root: The folder with the data, if it is another one than in training.
     """
     run = open_run(folder)
     data = run.config.data if root is None else replace(run.config.data, root=root)
-    dataset = load_test(data, split)
+    dataset = load_part(data, split)
     train = run.config.train
     if dataset.classes != run.classes:
         raise ValueError(f"{folder}: was trained for other classes than those of {data.name!r} {dataset.split}.")

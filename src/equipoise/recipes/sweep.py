@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 
 from equipoise.core import ConvergenceError, ConvergenceWarning, choose, require_count, write_atomically
 from equipoise.engine import TASKS
-from equipoise.recipes.config import Config, load_config
+from equipoise.recipes.config import Config, load_config, same_run
 from equipoise.recipes.run import train_run
 
 __all__ = ["format_table", "split_values", "sweep"]
@@ -118,22 +119,24 @@ def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ConvergenceWarning)  # the table says how many missed
                 summary = train_run(config, folder, resume=True, quiet=True).to_dict()
+        split = "validation" if summary["validation"] else "test"
+        scores = summary[split]
+        return {
+            "status": summary["stopped"],
+            "split": split,
+            "metric": summary["metric"],
+            "score": scores[summary["metric"]],
+            "loss": scores["loss"],
+            "missed": scores["missed"],
+            "epochs": summary["epochs"],
+            "seconds": round(summary["seconds"], 1),
+        }
     except ConvergenceError as error:
         return {"status": "diverged", "reason": str(error)}
     except (ValueError, OSError) as error:
         return {"status": "failed", "reason": str(error)}
-    split = "validation" if summary["validation"] else "test"
-    scores = summary[split]
-    return {
-        "status": summary["stopped"],
-        "split": split,
-        "metric": summary["metric"],
-        "score": scores[summary["metric"]],
-        "loss": scores["loss"],
-        "missed": scores["missed"],
-        "epochs": summary["epochs"],
-        "seconds": round(summary["seconds"], 1),
-    }
+    except Exception as error:  # whatever it is, the other runs go on, and the table says so
+        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
 def _run_local(calls: Sequence[tuple[Config, Path, int]], jobs: int) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -176,7 +179,7 @@ def _same(kept: Config, config: Config) -> bool:
     """Whether a run in a folder is of this config, but for what a run takes from its data."""
     options = {**{key: value for key, value in kept.model.options.items() if key == "num_classes"}, **config.model.options}
     name = kept.task.name if config.task.name == "auto" else config.task.name
-    return kept == replace(config, model=replace(config.model, options=options), task=replace(config.task, name=name))
+    return same_run(kept, replace(config, model=replace(config.model, options=options), task=replace(config.task, name=name)))
 
 
 def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -185,7 +188,9 @@ def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
     def rank(row: dict[str, Any]) -> tuple[bool, float, str]:
         score = row.get("score")
-        return score is None, 0.0 if score is None else -score if row["metric"] in higher else score, row["run"]
+        if score is None or math.isnan(score):
+            return True, 0.0, row["run"]
+        return False, -score if row["metric"] in higher else score, row["run"]
 
     return sorted(rows, key=rank)
 
