@@ -38,7 +38,7 @@ SETTINGS = (
     "optimizer.name=adamw",
     "optimizer.weight_decay=0.01",
 )
-TIMES = ("seconds", "epoch_seconds", "samples_per_second")
+TIMES = ("seconds", "epoch_seconds", "busy", "samples_per_second")
 FILES = ("config.toml", "environment.json", "model.safetensors", "summary.json", "report.html")
 
 
@@ -192,7 +192,7 @@ def assert_same_runs(found: Path, whole: Path) -> None:
     for path in (whole / "checkpoints").iterdir():
         tensors, state = read_checkpoint(found / "checkpoints" / path.name)
         expected, expected_state = read_checkpoint(path)
-        assert {name.partition(".")[0] for name in tensors} == {"model", "optimizer", "average", "random", "totals"}
+        assert {name.partition(".")[0] for name in tensors} == {"model", "optimizer", "average", "kept", "random", "totals"}
         assert tensors.keys() == expected.keys()
         for name, tensor in tensors.items():
             assert tensor.dtype == expected[name].dtype, name

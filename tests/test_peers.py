@@ -217,7 +217,7 @@ def peak_elements(solver: Solver, max_steps: int, shape: tuple[int, int]) -> int
     def step(z: Tensor) -> Tensor:
         nonlocal calls
         if calls == 0 or calls > max_steps - 25:  # more than one cycle of each solver's memory
-            stores = [t.untyped_storage() for t in gc.get_objects() if type(t) is Tensor]
+            stores = [t.untyped_storage() for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided]
             seen.append(sum({store.data_ptr(): store.nbytes() for store in stores}.values()) // 8)
         calls += 1
         return 3 * torch.cos(5 * z)  # chaotic: it never settles

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from equipoise import Cell, create_model
 from equipoise.engine import distributed
-from equipoise.engine.distributed import Group, SyncedBatchNorm, synchronize
+from equipoise.engine.batchnorm import SyncedBatchNorm, synchronize
+from equipoise.engine.distributed import Group
 
 TIMEOUT = timedelta(seconds=20)
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

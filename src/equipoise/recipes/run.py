@@ -35,6 +35,10 @@ from equipoise.recipes.show import read_json, report_run
 __all__ = ["resume_run", "train_run"]
 
 
+class ReportWarning(UserWarning):
+    """A run is over, and there is no page about it."""
+
+
 def train_run(config: Config, folder: Path, *, resume: bool = False, quiet: bool = False) -> Summary:
     """Train as a config says, keep the run in a folder, and return what came out.
 
@@ -112,9 +116,9 @@ def _show(folder: Path) -> None:
     """Write the page about the run; that it cannot be written makes no run fail that is over."""
     try:
         report_run(folder)
-    except (ValueError, ArithmeticError, OSError, RuntimeError) as error:
+    except (ValueError, ArithmeticError, RuntimeError) as error:
         warnings.warn(
-            f"the report could not be written ({error}); try again with: equipoise report {folder}", UserWarning, stacklevel=3
+            f"the report could not be made ({error}); try again with: equipoise report {folder}", ReportWarning, stacklevel=3
         )
 
 
