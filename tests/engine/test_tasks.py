@@ -290,3 +290,18 @@ def test_make_task_refuses_what_does_not_fit(name: str, data: Dataset, smoothing
     with pytest.raises(ValueError, match=reason) as caught:
         make_task(name, data, label_smoothing=smoothing)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["classification", "segmentation"])
+def test_outputs_that_are_no_numbers_count_as_wrong(name):
+    shape = (4, 3) if name == "classification" else (4, 3, 2, 2)
+    task = Classification(3) if name == "classification" else Segmentation(3)
+    output = torch.zeros(shape)
+    output[:, 0] = 1
+    target = torch.zeros(output.argmax(1).shape, dtype=torch.int64)  # all of the first class, as the output says
+    output[1] = math.nan
+    output[2, 1] = math.inf
+    score = task.score()
+    score.update(output, target)
+    assert score.compute()["accuracy" if name == "classification" else "aacc"] == 0.5
+    assert int(score.confusion.sum()) == target.numel() // 2

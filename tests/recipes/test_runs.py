@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise import ConvergenceError, ConvergenceWarning
 from equipoise.data import AddNoise, Normalize, PadCropFlip, RandomResizedCrop, Resize, load_data
 from equipoise.engine import CheckpointError, read_checkpoint, read_metrics
 from equipoise.recipes import Data, evaluate_run, load_config, open_run, report_run, resume_run, train_run
+from equipoise.recipes import run as run_module
 from equipoise.recipes.build import load_samples, make_transforms, resolve
+from equipoise.recipes.run import ReportWarning
 
 SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
 FILES = ["checkpoints", "config.toml", "environment.json", "metrics.jsonl", "model.safetensors", "report.html", "summary.json"]
@@ -214,3 +217,34 @@ def test_transforms_of_pictures_are_refused_for_tables(tmp_path):
     config = load_config("digits", ["data.name=npz", f"data.root={tmp_path}", "train.batch=2", "train.epochs=1"])
     assert resolve(config, samples.train).model.options["num_classes"] == 2
     assert train_run(config, tmp_path / "run", quiet=True).test["samples"] == 6
+
+
+def test_parts_of_a_run_are_those_that_it_used(tmp_path):
+    summary = train_run(load_config("digits", [*SMALL, "data.holdout=0.25"]), tmp_path / "run", quiet=True)
+    held = evaluate_run(tmp_path / "run", split="val")
+    assert held.to_dict() == summary.validation
+    assert evaluate_run(tmp_path / "run", split="train").samples == 96
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    with pytest.raises(ValueError, match=r"^data\.classes must leave two classes to tell apart; got 1\.$"):
+        train_run(load_config("digits", ["data.classes=[4]"]), tmp_path / "run", quiet=True)
+
+
+def test_run_that_fails_leaves_a_page_to_look_at(tmp_path):
+    wild = ["optimizer.name=sgd", "optimizer.learning_rate=1e30", "schedule.name=constant", "data.subset=200", "train.batch=10"]
+    with pytest.warns(ConvergenceWarning), pytest.raises(ConvergenceError, match="10 steps in a row were skipped, up to step 11"):
+        train_run(load_config("digits", wild), tmp_path / "run", quiet=True)
+    assert "opteq-digits on digits" in (tmp_path / "run" / "report.html").read_text()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
+    def fail(_):
+        raise ArithmeticError("no picture")
+
+    monkeypatch.setattr(run_module, "report_run", fail)
+    with pytest.warns(ReportWarning, match=r"the report could not be made \(no picture\); try again with: equipoise report"):
+        summary = train_run(load_config("digits", SMALL), tmp_path / "run", quiet=True)
+    assert summary.stopped == "finished"
+    assert (tmp_path / "run" / "summary.json").exists()
