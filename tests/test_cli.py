@@ -1,6 +1,8 @@
 import json
+import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import warnings
@@ -14,7 +16,7 @@ import equipoise
 from equipoise import cli, command, recipes
 from equipoise.cli import main
 from equipoise.core import ConvergenceError, ConvergenceWarning
-from equipoise.engine import Interrupted
+from equipoise.engine import Interrupted, read_checkpoint, write_checkpoint
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -249,6 +251,19 @@ def test_failure_has_its_exit_code_and_one_line(failure, code, message, trained,
     for words in (["--debug", "train"], ["train", "--debug"]):
         assert main([*words, "digits", "--output", str(tmp_path / "r")]) == code
         assert capsys.readouterr().err.startswith("Traceback")
+
+
+def test_evaluate_of_ruined_weights_is_a_numerical_failure(run, capsys, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    weights, state = read_checkpoint(copy / "model.safetensors")
+    ruined = {name: value * math.nan if value.is_floating_point() else value for name, value in weights.items()}
+    write_checkpoint(copy / "model.safetensors", ruined, state)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["evaluate", str(copy)]) == 3
+    out, err = capsys.readouterr()
+    assert out.splitlines() == ["loss nan", "accuracy 0.0 %", "359 of 359 samples did not reach the solver's tolerance"]
+    assert err.endswith("359 solves met NaN or infinity; such samples count as wrong\n")
 
 
 def test_lost_process_is_not_called_a_bug(trained, capsys, monkeypatch, tmp_path):
