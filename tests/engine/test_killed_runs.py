@@ -63,11 +63,16 @@ def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been
     assert latest_step(folder) == 4
     kill_at(folder, "model.safetensors replaced")
     assert latest_step(folder) == 4
-    draw = random.Random(0)
-    for _ in range(3):
-        kill_at_random(folder, 0.3, draw)
     for moment in ("checkpoint synced", "removal", "summary.json synced"):
         kill_at(folder, moment)
+    assert go_on(folder) == 0
+    assert_same_runs(folder, whole)
+
+
+def test_run_that_is_killed_at_random_ends_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
+    folder, draw = tmp_path / "run", random.Random(0)
+    for _ in range(3):
+        kill_at_random(folder, 0.3, draw)
     assert go_on(folder) == 0
     assert_same_runs(folder, whole)
 
