@@ -135,6 +135,13 @@ def test_report_shows_the_problem_that_the_layer_solves(run):
     assert "Confusion matrix" in page
 
 
+def test_report_calls_classes_by_their_names(tmp_path):
+    folder = tmp_path / "run"
+    train_run(load_config("digits", ["data.classes=[8, 3]", "train.epochs=1", "train.batch=64"]), folder, quiet=True)
+    heads = re.findall(r'<th scope="row">([^<]*)</th>', (folder / "report.html").read_text().partition("Confusion matrix")[2])
+    assert heads[:2] == ["8", "3"]
+
+
 def test_held_out_samples_are_watched_and_the_test_is_scored_once(tmp_path):
     config = load_config("digits", [*SMALL, "data.holdout=0.25", "train.epochs=3", "train.patience=1"])
     summary = train_run(config, tmp_path / "run", quiet=True)

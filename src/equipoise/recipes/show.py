@@ -61,10 +61,10 @@ def report_run(folder: Path) -> Path:
         steps=[line for line in lines if line.get("kind") == "step"],
         epochs=[line for line in lines if line.get("kind") == "epoch"],
         summary=summary,
-        classes=about.classes if about else (),
+        classes=() if about is None else about.classes,
         confusion=_confusion((summary or {}).get("confusion"), folder / "summary.json"),
         masks=masks,
-        ignore=about.ignore if about else None,
+        ignore=None if about is None else about.ignore,
         solve=solve,
     )
     path = folder / "report.html"
