@@ -180,14 +180,35 @@ def test_sweep_on_ray_runs_the_same_function(tmp_path, monkeypatch):
         started.append(options)
         return lambda function: types.SimpleNamespace(remote=lambda *call: (function, call).__iter__())
 
+    class RayError(Exception):
+        pass
+
     def get(task):
         function, call = task
+        if call[0].train.seed == 5:
+            raise RayError("The worker died.\nMore about it.")
         return function(*call)
 
     fake = types.SimpleNamespace(
-        init=lambda **_: None, remote=remote, get=get, wait=lambda tasks, num_returns: (tasks[:num_returns], tasks[num_returns:])
+        init=lambda **_: None,
+        remote=remote,
+        get=get,
+        wait=lambda tasks, num_returns: (tasks[:num_returns], tasks[num_returns:]),
+        exceptions=types.SimpleNamespace(RayError=RayError),
     )
     monkeypatch.setitem(sys.modules, "ray", fake)
-    rows = sweep("digits", SMALL, {"train.seed": ["1", "2"]}, tmp_path / "s", pool="ray")
-    assert [row["train.seed"] for row in rows] == ["2", "1"]
+    rows = sweep("digits", SMALL, {"train.seed": ["1", "5", "2"]}, tmp_path / "s", pool="ray")
+    assert [row["train.seed"] for row in rows] == ["2", "1", "5"]
+    assert rows[2]["reason"] == "Ray could not run it (The worker died.); run the sweep again."
     assert started == [{"num_cpus": 1}]
+
+
+def test_sweep_on_a_real_ray_gives_what_local_processes_give(tmp_path):
+    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    grid = {"train.seed": ["1", "2"]}
+    try:
+        rows = sweep("digits", SMALL, grid, tmp_path / "ray", pool="ray")
+    finally:
+        ray.shutdown()
+    local = sweep("digits", SMALL, grid, tmp_path / "local")
+    assert [(row["run"], row["score"], row["loss"]) for row in rows] == [(row["run"], row["score"], row["loss"]) for row in local]

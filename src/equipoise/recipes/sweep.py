@@ -172,7 +172,12 @@ def _run_ray(calls: Sequence[tuple[Config, Path, int]], threads: int) -> Iterato
     waiting = {remote.remote(config, place.absolute(), count): place for config, place, count in calls}
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
-        yield waiting.pop(done), ray.get(done)
+        try:
+            outcome = ray.get(done)
+        except ray.exceptions.RayError as error:
+            reason = f"Ray could not run it ({str(error).strip().splitlines()[0]}); run the sweep again."
+            outcome = {"status": "failed", "reason": reason}
+        yield waiting.pop(done), outcome
 
 
 def _same(kept: Config, config: Config) -> bool:
