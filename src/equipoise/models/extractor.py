@@ -10,18 +10,17 @@ from torch import Tensor, nn
 __all__ = ["Bottleneck", "convolutional_extractor", "residual_extractor", "residual_stage", "residual_stem"]
 
 
-def convolutional_extractor(in_channels: int, widths: Sequence[int], kernel_size: int = 3, *, stride: int = 2) -> nn.Sequential:
-    """Return convolutions, each with batch normalisation and ReLU, after which images are smaller by `stride ** len(widths)`.
+def convolutional_extractor(in_channels: int, widths: Sequence[int], *, stride: int = 2) -> nn.Sequential:
+    """Return 3 x 3 convolutions with batch normalisation and ReLU, after which images are smaller by `stride ** len(widths)`.
 
     Args:
         in_channels: Channels of the images.
         widths: Channels that each convolution makes.
-        kernel_size: Side of the kernels, odd.
         stride: How much each convolution shrinks the image.
     """
     parts: list[nn.Module] = []
     for width in widths:
-        parts += _convolution(in_channels, width, kernel_size, stride=stride)
+        parts += _convolution(in_channels, width, 3, stride=stride)
         in_channels = width
     return nn.Sequential(*parts)
 

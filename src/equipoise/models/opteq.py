@@ -93,7 +93,7 @@ def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> N
         num_classes: Number of classes.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 29, (16, 32, 64, 64, 128), 2, num_classes, options, kernel_size=5)
+    return _pooled((3, 32, 32), 29, (16, 32, 64, 64, 128), 4, num_classes, options, features=28)
 
 
 @register_model("opteq-cifar10-1.4m")
@@ -115,13 +115,14 @@ def _pooled(
     num_classes: int,
     options: OptEqOptions,
     *,
-    kernel_size: int = 3,
+    features: int | None = None,
     stride: int = 2,
 ) -> Network:
-    """An extractor of one convolution, convolutional layers, and averages over a grid."""
+    """An extractor of one convolution, convolutional layers, and averages over a grid; as many features as channels by default."""
+    features = features or channels
     return Network(
-        convolutional_extractor(input_shape[0], [channels], kernel_size, stride=stride),
-        OptEqConv2d(channels, channels, hidden, **(SMALL | options)),
+        convolutional_extractor(input_shape[0], [features], stride=stride),
+        OptEqConv2d(features, channels, hidden, **(SMALL | options)),
         PooledHead(channels, grid, num_classes),
         input_shape,
         multiple=1,
