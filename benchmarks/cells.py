@@ -55,7 +55,9 @@ class Symmetric(Problem):
         def product(v: Tensor) -> Tensor:
             return (v @ self.W.T).mul_(mask) @ self.W
 
-        return Linearization(value, product, product, take=lambda rows: self._linear(value[rows], mask[rows]))
+        return Linearization(
+            value, product, product, select_rows=lambda rows: self._linear(value[rows], mask[rows])
+        )
 
     def plain(self, z: Tensor, x: Tensor) -> Tensor:
         return torch.relu(z @ self.W.T + x @ self.U.T + self.b) @ self.W
@@ -64,8 +66,9 @@ class Symmetric(Problem):
 class Hidden(Symmetric):
     """The same equilibrium, iterated in its pre-activations `a = K relu(a) + c`, `K = W W^T` formed once for each solve.
 
-    One product with a matrix of hidden size for each step in place of two; the read-out `relu(a) W` is the equilibrium. With
-    gradients that enter through the read-out, the adjoint stays within the active units, where `I - D K D` is symmetric.
+    One product with a matrix of hidden size for each step in place of two; the read-out `relu(a) W`
+    is the equilibrium. With gradients that enter through the read-out, the adjoint stays within the
+    active units, where `I - D K D` is symmetric.
     """
 
     def inject(self, x: Tensor) -> tuple[Tensor, Shared]:
@@ -77,7 +80,11 @@ class Hidden(Symmetric):
     def step(self, a: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
         c, K = context
         q = torch.relu(a)
-        return torch.addmm(c, q @ self.W, self.W.T) if torch.is_grad_enabled() else torch.addmm(c, q, K)
+        return (
+            torch.addmm(c, q @ self.W, self.W.T)
+            if torch.is_grad_enabled()
+            else torch.addmm(c, q, K)
+        )
 
     def readout(self, a: Tensor, context: tuple[Tensor, Tensor]) -> Tensor:
         return torch.relu(a) @ self.W
@@ -91,7 +98,7 @@ class Hidden(Symmetric):
             torch.addmm(c, torch.relu(a), K),
             jvp=lambda v: (v * mask) @ K,
             vjp=lambda v: (v @ K).mul_(mask),
-            take=lambda rows: self._active(a[rows], mask[rows], c[rows], K),
+            select_rows=lambda rows: self._active(a[rows], mask[rows], c[rows], K),
         )
 
 
@@ -120,7 +127,7 @@ class Tanh(Problem):
             value,
             jvp=lambda v: (v @ self.W.T).mul_(slope),
             vjp=lambda v: (v * slope) @ self.W,
-            take=lambda rows: self._linear(value[rows], slope[rows]),
+            select_rows=lambda rows: self._linear(value[rows], slope[rows]),
         )
 
     def plain(self, z: Tensor, x: Tensor) -> Tensor:
@@ -130,7 +137,8 @@ class Tanh(Problem):
 class Straggler(Problem):
     """`gain * conv(z) + x` with an isometric 3 x 3 convolution.
 
-    A sample with gain 0.99 needs a hundred times the steps of one with 0.3. The spectrum fills a circle, so no acceleration helps.
+    A sample with gain 0.99 needs a hundred times the steps of one with 0.3. The spectrum fills a
+    circle, so no acceleration helps.
     """
 
     shape = (32, 16, 16)
@@ -140,7 +148,9 @@ class Straggler(Problem):
         channels = self.shape[0]
         kernel = torch.zeros(channels, channels, 3, 3)
         shifts = torch.randint(9, (channels,))
-        kernel.view(channels, channels, 9)[:, torch.arange(channels), shifts] = torch.linalg.qr(torch.randn(channels, channels))[0]
+        kernel.view(channels, channels, 9)[:, torch.arange(channels), shifts] = torch.linalg.qr(
+            torch.randn(channels, channels)
+        )[0]
         self.kernel = nn.Parameter(kernel)
 
     def inject(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

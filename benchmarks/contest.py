@@ -1,10 +1,12 @@
 """How contestants are timed side by side, in one run, at equal error.
 
-Times are medians of interleaved repetitions, so that a slow moment of the machine hits all contestants. Each torchdeq
-solver runs at the stated tolerance; the fastest one is the peer. Ours is then tightened until its true residual and its
-gradient error, both against a float64 reference, are no larger than the peer's.
+Times are medians of interleaved repetitions, so that a slow moment of the machine hits all
+contestants. Each torchdeq solver runs at the stated tolerance; the fastest one is the peer. Ours is
+then tightened until its true residual and its gradient error, both against a float64 reference, are
+no larger than the peer's.
 
-A problem is a module with its parameters: a `cell` for Equipoise; `start(x)` and `function(x)`, the map, for torchdeq.
+A problem is a module with its parameters: a `cell` for Equipoise; `start(x)` and `function(x)`, the
+map, for torchdeq.
 """
 
 from __future__ import annotations
@@ -95,18 +97,26 @@ class Referee:
     def __init__(self, cell: torch.nn.Module, x: Input) -> None:
         self.cell, self.x = cell, x
         self.exact = copy.deepcopy(cell).double()
-        layer = Equilibrium(self.exact.cell, "fixed_point", Implicit("neumann"), stop=Stop(1e-11, max_steps=10_000))
+        layer = Equilibrium(
+            self.exact.cell, "fixed_point", Implicit("neumann"), stop=Stop(1e-11, max_steps=10_000)
+        )
         layer(self._double()).square().sum().backward()
 
     def _double(self) -> Input:
-        return tuple(part.double() for part in self.x) if isinstance(self.x, tuple) else self.x.double()
+        return (
+            tuple(part.double() for part in self.x)
+            if isinstance(self.x, tuple)
+            else self.x.double()
+        )
 
     def judge(self, contestant: Contestant) -> None:
         self.cell.zero_grad()
         z = contestant.run().double()
         with torch.no_grad():
             f = self.exact.function(self._double())(z)
-        contestant.residual = ((f - z).flatten(1).norm(dim=1) / f.flatten(1).norm(dim=1)).max().item()
+        contestant.residual = (
+            ((f - z).flatten(1).norm(dim=1) / f.flatten(1).norm(dim=1)).max().item()
+        )
         errors = []
         for mine, true in zip(self.cell.parameters(), self.exact.parameters(), strict=True):
             if true.grad is not None and mine.grad is not None:
@@ -119,7 +129,9 @@ LOOSEST = [round(0.3 * 0.6**power, 12) for power in range(26)]
 """Tolerances from loose to tight."""
 
 
-def loosest(make: Callable[[float], Contestant], referee: Referee, residual: float, error: float) -> Contestant | None:
+def loosest(
+    make: Callable[[float], Contestant], referee: Referee, residual: float, error: float
+) -> Contestant | None:
     """Return a contestant at the loosest tolerance at which its true residual and gradient error are small enough."""
     for tolerance in LOOSEST:
         contestant = make(tolerance)
@@ -144,24 +156,39 @@ def duel(
     referee = Referee(problem, x)
     able, written = [], []
     for solver in PEERS:
-        found = loosest(lambda tolerance, solver=solver: peer(problem, x, solver, tolerance, 300), referee, residual, error)
+        found = loosest(
+            lambda tolerance, solver=solver: peer(problem, x, solver, tolerance, 300),
+            referee,
+            residual,
+            error,
+        )
         if found is not None:
             able.append(found)
             note = ", injection in the step"
-            written.append(peer(problem, x, solver, found.tolerance, 300, function=problem.written, note=note))
+            written.append(
+                peer(problem, x, solver, found.tolerance, 300, function=problem.written, note=note)
+            )
             referee.judge(written[-1])
     mine = [
-        loosest(lambda tolerance, build=build, name=name: ours(build(tolerance, tolerance), x, name), referee, residual, error)
+        loosest(
+            lambda tolerance, build=build, name=name: ours(build(tolerance, tolerance), x, name),
+            referee,
+            residual,
+            error,
+        )
         for name, build in challengers.items()
     ]
     ready = [contestant for contestant in mine if contestant is not None]
     interleave([*able, *written, *ready], repetitions)
-    best, plain = (min(contestant.milliseconds for contestant in group) for group in (able, written))
+    best, plain = (
+        min(contestant.milliseconds for contestant in group) for group in (able, written)
+    )
     lines = []
     for contestant in [*able, *written, *ready]:
         note = f" (goal {goal:g})" if contestant in ready else ""
         lines.append(
-            f"| {title} | {contestant.name} | {contestant.milliseconds:.1f} | {contestant.residual:.1e} | {contestant.error:.1e} | "
+            f"| {title} | {contestant.name} | {contestant.milliseconds:.1f} | "
+            f"{contestant.residual:.1e} | {contestant.error:.1e} | "
             f"{best / contestant.milliseconds:.2f}{note} | {plain / contestant.milliseconds:.2f} |"
         )
         print(lines[-1], flush=True)
@@ -182,7 +209,9 @@ def interleave(contestants: list[Contestant], repetitions: int) -> None:
 Build = Callable[[float, float], Equilibrium]
 
 
-def match(build: Build, referee: Referee, best: Contestant, tolerance: float, name: str) -> Contestant:
+def match(
+    build: Build, referee: Referee, best: Contestant, tolerance: float, name: str
+) -> Contestant:
     """Find the loosest pair of forward and adjoint tolerances at which we are as accurate as the peer, one after the other."""
     forward = adjoint = tolerance
     contestant = ours(build(forward, adjoint), referee.x, name)
@@ -229,7 +258,8 @@ def contest(
     for contestant in [*peers, *mine]:
         ratio = best.milliseconds / contestant.milliseconds
         lines.append(
-            f"| {title} | {contestant.name} | {contestant.milliseconds:.2f} | {contestant.residual:.1e} | {contestant.error:.1e} | "
+            f"| {title} | {contestant.name} | {contestant.milliseconds:.2f} | "
+            f"{contestant.residual:.1e} | {contestant.error:.1e} | "
             f"{ratio:.2f}{f' (goal {goal:g})' if contestant in mine else ''} |"
         )
         print(lines[-1], flush=True)
@@ -240,7 +270,9 @@ def peak_of(step: Callable[[], object]) -> float:
     """Most MB that tensors made in one call hold at a time, as torch's profiler counts them."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    events = [
+        event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
+    ]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()
@@ -248,7 +280,12 @@ def peak_of(step: Callable[[], object]) -> float:
     return peak / 2**20
 
 
-def layer_for(cell: torch.nn.Module, forward: str = "auto", adjoint: str = "auto", check_every: int | None = None) -> Build:
+def layer_for(
+    cell: torch.nn.Module,
+    forward: str = "auto",
+    adjoint: str = "auto",
+    check_every: int | None = None,
+) -> Build:
     def build(tolerance: float, adjoint_tolerance: float) -> Equilibrium:
         stop = Stop(tolerance, max_steps=5000, check_every=check_every)
         return Equilibrium(cell, forward, Implicit(adjoint, tolerance=adjoint_tolerance), stop=stop)
@@ -261,7 +298,9 @@ def write(path: Path, title: str, program: str, repetitions: int, body: list[str
     old = path.read_text() if path.exists() else ""
     notes = old[old.index(NOTES) :] if NOTES in old else f"{NOTES}\n"
     header = (
-        f"`make bench`, {date.today().isoformat()}, medians of {repetitions}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} threads, {platform.machine()} CPU. Written by `{program}`; what the columns mean stands there."
+        f"`make bench`, {date.today().isoformat()}, medians of {repetitions}, torch "
+        f"{torch.__version__}, "
+        f"{torch.get_num_threads()} threads, {platform.machine()} CPU. Written by "
+        f"`{program}`; what the columns mean stands there."
     )
     path.write_text("\n".join([f"# {title}", "", header, "", *body, "", notes]))

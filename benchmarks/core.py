@@ -24,13 +24,21 @@ def overhead(batch: int, repetitions: int) -> list[str]:
         context = cell.inject(torch.randn(batch, 784))
         start = torch.zeros(batch, 512)
         lines = []
-        runs = [("fixed_point", 1), ("fixed_point", 3), ("accelerated", 1), ("anderson", 1), ("broyden", 1)]
+        runs = [
+            ("fixed_point", 1),
+            ("fixed_point", 3),
+            ("accelerated", 1),
+            ("anderson", 1),
+            ("broyden", 1),
+        ]
         for solver, every in runs:
             stop = Stop(1e-5, max_steps=300, check_every=every)
 
             # Without a context no sample leaves, so that each evaluation is of the whole batch.
             def run(solver: str = solver, stop: Stop = stop) -> int:
-                solution = solve(lambda z: cell.step(z, context), start, solver, stop, symmetric=True)
+                solution = solve(
+                    lambda z: cell.step(z, context), start, solver, stop, symmetric=True
+                )
                 return int(solution.evaluations.max())
 
             evaluations = run()
@@ -49,7 +57,9 @@ def overhead(batch: int, repetitions: int) -> list[str]:
                 ratios.append((t1 - t0) / (time.perf_counter() - t1))
             name = solver if every == 1 else f"{solver}, check_every={every}"
             note = f" (goal {1.1 if batch > 1 else 1.5:g})" if solver == "fixed_point" else ""
-            lines.append(f"| {batch} | {name} | {evaluations} | {statistics.median(ratios):.2f}{note} |")
+            lines.append(
+                f"| {batch} | {name} | {evaluations} | {statistics.median(ratios):.2f}{note} |"
+            )
             print(lines[-1], flush=True)
     return lines
 
@@ -59,7 +69,13 @@ def peak_memory(solver: str, steps: int) -> float:
     torch.manual_seed(0)
     gradient = Unrolled(steps) if solver == "unrolled" else Implicit(max_steps=steps)
     stop = Stop(1e-30, max_steps=steps, patience=10**6)
-    layer = Equilibrium(Symmetric(width=1024), "auto" if solver == "unrolled" else solver, gradient, stop=stop, on_failure="ignore")
+    layer = Equilibrium(
+        Symmetric(width=1024),
+        "auto" if solver == "unrolled" else solver,
+        gradient,
+        stop=stop,
+        on_failure="ignore",
+    )
     x = torch.randn(4096, 784)
     layer(x[:2]).square().sum().backward()
     return peak_of(lambda: layer(x).square().sum().backward())
@@ -67,7 +83,13 @@ def peak_memory(solver: str, steps: int) -> float:
 
 def memory() -> list[str]:
     lines = []
-    for solver, steps in (("accelerated", 10), ("accelerated", 200), ("anderson", 10), ("anderson", 200), ("unrolled", 50)):
+    for solver, steps in (
+        ("accelerated", 10),
+        ("accelerated", 200),
+        ("anderson", 10),
+        ("anderson", 200),
+        ("unrolled", 50),
+    ):
         kind = "Unrolled" if solver == "unrolled" else f"Implicit, {solver} forward"
         lines.append(f"| {kind} | {steps} | {peak_memory(solver, steps):.0f} |")
         print(lines[-1], flush=True)
@@ -75,7 +97,9 @@ def memory() -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/results/core.md"))
     parser.add_argument("--repetitions", type=int, default=15)
     options = parser.parse_args()
@@ -92,20 +116,29 @@ def main() -> None:
         if batch > 1:
             challengers["equipoise, hidden form"] = layer_for(hidden)
         title = f"symmetric, norm 0.99, batch {batch}"
-        speed += contest(title, cell, x, challengers, tolerance=1e-5, goal=5, repetitions=options.repetitions)
+        speed += contest(
+            title, cell, x, challengers, tolerance=1e-5, goal=5, repetitions=options.repetitions
+        )
         cell = Tanh()
         title = f"tanh, radius 0.9, batch {batch}"
         challengers = {
             "equipoise": layer_for(cell),
-            "equipoise, fixed_point and neumann, check_every=3": layer_for(cell, "fixed_point", "neumann", check_every=3),
+            "equipoise, fixed_point and neumann, check_every=3": layer_for(
+                cell, "fixed_point", "neumann", check_every=3
+            ),
         }
-        speed += contest(title, cell, x, challengers, tolerance=1e-5, goal=2, repetitions=options.repetitions)
+        speed += contest(
+            title, cell, x, challengers, tolerance=1e-5, goal=2, repetitions=options.repetitions
+        )
     cell = Straggler()
     speed += contest(
         "convolution, one straggler in 64",
         cell,
         Straggler.batch(),
-        {"equipoise": layer_for(cell), "equipoise, fixed_point and neumann": layer_for(cell, "fixed_point", "neumann")},
+        {
+            "equipoise": layer_for(cell),
+            "equipoise, fixed_point and neumann": layer_for(cell, "fixed_point", "neumann"),
+        },
         tolerance=1e-4,
         goal=10,
         repetitions=3,
@@ -117,7 +150,8 @@ def main() -> None:
     body = [
         "## Forward and backward, against torchdeq 0.1.0",
         "",
-        "| cell (512 units, 784 inputs) | contestant | ms | worst residual | gradient error | times torchdeq's best |",
+        "| cell (512 units, 784 inputs) | contestant | ms | worst residual | gradient error | "
+        "times torchdeq's best |",
         "|---|---|---|---|---|---|",
         *speed,
         "",

@@ -2,8 +2,9 @@
 
 Run: make bench   (writes docs/results/opteq.md; needs torchdeq 0.1.0, which `make bench` installs)
 
-torchdeq gets the step in two forms: with the input injection computed once for each solve, as ours is (`function`), and as its
-users write it, with the injection in the step (`written`). Norm control is off for both; what it costs is a row of its own.
+torchdeq gets the step in two forms: with the input injection computed once for each solve, as ours
+is (`function`), and as its users write it, with the injection in the step (`written`). Norm control
+is off for both; what it costs is a row of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from equipoise import Equilibrium, Unrolled
-from equipoise.layers import OptEq, OptEqConv2d
+from equipoise.families.opteq import OptEq, OptEqConv2d
 
 
 class OneLayer(nn.Module):
@@ -97,8 +98,11 @@ def trained(epochs: int = 20) -> tuple[OneLayer, Tensor]:
         for layer, operator in enumerate(problem.layer.layers.operators):
             excess = operator.bound(operator.weights()) / problem.layer.layers.limit(layer)
             operator.scale_(1 / excess.clamp_min(1))
-    norm = float(problem.layer.units(x[:1])[0].norm().detach())
-    print(f"trained layer: norm {norm:.3f}, loss {F.cross_entropy(model(x), y).item():.4f}", flush=True)
+    norm = float(problem.layer.frozen_layers(x[:1])[0].norm().detach())
+    print(
+        f"trained layer: norm {norm:.3f}, loss {F.cross_entropy(model(x), y).item():.4f}",
+        flush=True,
+    )
     return problem, x
 
 
@@ -137,13 +141,18 @@ def unrolled(problem: Network, x: Tensor, repetitions: int) -> list[str]:
     lines = []
     for contestant, peak in zip(contestants, peaks, strict=True):
         ratio = contestants[-1].milliseconds / contestant.milliseconds
-        lines.append(f"| {contestant.name} | {contestant.milliseconds:.0f} | {ratio:.2f} | {peak:.0f} | 1/{peaks[-1] / peak:.1f} |")
+        lines.append(
+            f"| {contestant.name} | {contestant.milliseconds:.0f} | {ratio:.2f} | {peak:.0f} "
+            f"| 1/{peaks[-1] / peak:.1f} |"
+        )
         print(lines[-1], flush=True)
     return lines
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, default=Path("docs/results/opteq.md"))
     parser.add_argument("--repetitions", type=int, default=9)
     options = parser.parse_args()
@@ -160,27 +169,43 @@ def main() -> None:
             (f"one layer, trained on digits, batch {batch}", layer, digits[:batch]),
         ):
             challengers = {"equipoise": layer_for(problem.cell)}
-            speed += duel(title, problem, x, challengers, residual=1e-5, error=1e-4, goal=6, repetitions=3 * count)
+            speed += duel(
+                title,
+                problem,
+                x,
+                challengers,
+                residual=1e-5,
+                error=1e-4,
+                goal=6,
+                repetitions=3 * count,
+            )
     x = torch.relu(torch.randn(32, 30, 16, 16)).requires_grad_()
     for norm in (0.5, 0.95):
         problem = Network(norm)
         title = f"199 k network, norms {norm}, batch 32"
         challengers = {"equipoise": layer_for(problem.cell)}
-        speed += duel(title, problem, x, challengers, residual=1e-3, error=1e-2, goal=1.5, repetitions=count)
+        speed += duel(
+            title, problem, x, challengers, residual=1e-3, error=1e-2, goal=1.5, repetitions=count
+        )
     memory = []
     for norm in (0.5, 0.95):
-        memory += [line.replace("| ", f"| norms {norm}, ", 1) for line in unrolled(Network(norm), x, count)]
+        memory += [
+            line.replace("| ", f"| norms {norm}, ", 1) for line in unrolled(Network(norm), x, count)
+        ]
     body = [
         "## Forward and backward, against torchdeq 0.1.0",
         "",
-        "Each at the loosest tolerance of its own that brings the true residual below 1e-5 and the gradient error below 1e-4 "
+        "Each at the loosest tolerance of its own that brings the true residual below 1e-5 "
+        "and the gradient error below 1e-4 "
         "(network: 1e-3 and 1e-2).",
         "",
-        "| layer | contestant | ms | worst residual | gradient error | times torchdeq's best | times its best as users write it |",
+        "| layer | contestant | ms | worst residual | gradient error | times torchdeq's best "
+        "| times its best as users write it |",
         "|---|---|---|---|---|---|---|",
         *speed,
         "",
-        "## A training step of the 199 k network's equilibrium, batch 32, 16 x 16, beside 20 unrolled steps",
+        "## A training step of the 199 k network's equilibrium, batch 32, 16 x 16, beside 20 "
+        "unrolled steps",
         "",
         "The goals are 5 times faster, and 1/5 of the memory.",
         "",

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import equipoise
-from equipoise import cli, command, recipes
+from equipoise import cli, command, runs
 from equipoise.cli import main
 from equipoise.core import ConvergenceError, ConvergenceWarning
 from equipoise.engine import Interrupted, read_checkpoint, write_checkpoint
@@ -38,13 +38,18 @@ def told(capsys):
 
 
 def python(*words):
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False
+    )
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["--version"], []], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["--version"], []], ids=" ".join
+)
 def test_command_line_explains_itself_without_torch(words):
     script = (
-        f"import sys; from equipoise.cli import main; code = main({words}); sys.exit(code if 'torch' not in sys.modules else 9)"
+        f"import sys; from equipoise.cli import main; code = main({words}); "
+        "sys.exit(code if 'torch' not in sys.modules else 9)"
     )
     done = python("-c", script)
     assert done.returncode == (0 if words else 2)
@@ -81,10 +86,19 @@ def test_module_runs_as_a_command():
         (["--foo", "list", "models"], "there is no such option: --foo"),
         (["train"], "the following arguments are required: RECIPE"),
         (["train", "digit"], "Did you mean 'digits'?"),
-        (["train", "digits", "train.epoch=3"], "^equipoise: error: train.epoch=3: train.epoch: .* Did you mean 'epochs'?"),
-        (["train", "digits", "train.epochs"], "^equipoise: error: train.epochs: an override must have the form key=value"),
+        (
+            ["train", "digits", "train.epoch=3"],
+            "^equipoise: error: train.epoch=3: train.epoch: .* Did you mean 'epochs'?",
+        ),
+        (
+            ["train", "digits", "train.epochs"],
+            "^equipoise: error: train.epochs: an override must have the form key=value",
+        ),
         (["train", "digits", "--outptu", "x"], "there is no such option: --outptu"),
-        (["config", "digits", "model.name=\x1b[31m\nx"], r"model.name=\\x1b\[31m x: model.name must be one of"),
+        (
+            ["config", "digits", "model.name=\x1b[31m\nx"],
+            r"model.name=\\x1b\[31m x: model.name must be one of",
+        ),
         (["resume", "nowhere"], "nowhere: there is no such file or folder"),
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "nowhere", "--split", "all"], "invalid choice: 'all'"),
@@ -92,8 +106,14 @@ def test_module_runs_as_a_command():
         (["predict", "nowhere", "x.png"], "nowhere"),
         (["predict", "nowhere"], "the following arguments are required: FILE"),
         (["sweep", "digits", "train.seed=1,2"], "the following arguments are required: --output"),
-        (["sweep", "digits", "train.seed=1,x", "--output", "s"], "train.seed=x: train.seed must be a whole number"),
-        (["sweep", "digits", "--jobs", "0", "--output", "s"], "sweep.jobs must be a whole number of at least 1"),
+        (
+            ["sweep", "digits", "train.seed=1,x", "--output", "s"],
+            "train.seed=x: train.seed must be a whole number",
+        ),
+        (
+            ["sweep", "digits", "--jobs", "0", "--output", "s"],
+            "sweep.jobs must be a whole number of at least 1",
+        ),
     ],
     ids=lambda value: ascii(" ".join(value)) if isinstance(value, list) else "",
 )
@@ -127,7 +147,7 @@ def test_train_keeps_a_run_that_other_commands_can_use(run, capsys, tmp_path):
     assert capsys.readouterr().out == f"{run / 'report.html'}\n"
     assert main(["config", str(run), "train.epochs=7"]) == 0
     (tmp_path / "again.toml").write_text(capsys.readouterr().out)
-    assert recipes.load_config(tmp_path / "again.toml") == recipes.load_config(run, ["train.epochs=7"])
+    assert runs.load_config(tmp_path / "again.toml") == runs.load_config(run, ["train.epochs=7"])
 
 
 def test_predict_takes_files_on_both_sides_of_an_option(run, capsys, tmp_path):
@@ -136,7 +156,9 @@ def test_predict_takes_files_on_both_sides_of_an_option(run, capsys, tmp_path):
     for file, picture in zip(files, pictures, strict=False):
         Image.fromarray((picture.reshape(8, 8) * 15).astype(np.uint8)).resize((50, 40)).save(file)
     capsys.readouterr()
-    assert main(["predict", str(run), files[0], "--out", str(tmp_path / "out.csv"), *files[1:]]) == 0
+    assert (
+        main(["predict", str(run), files[0], "--out", str(tmp_path / "out.csv"), *files[1:]]) == 0
+    )
     assert capsys.readouterr().out == ""
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "file,label,probability,converged"
@@ -154,10 +176,14 @@ def test_list_names_each_thing_with_a_line(kind, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(found)
     assert [line.split(maxsplit=1)[1] for line in lines] == list(found.values())
-    assert len({len(line) - len(text) for line, text in zip(lines, found.values(), strict=True)}) == 1
+    assert (
+        len({len(line) - len(text) for line, text in zip(lines, found.values(), strict=True)}) == 1
+    )
 
 
-@pytest.mark.parametrize(("pattern", "names"), [("mnist", ["opteq-mnist"]), ("*-digits", ["opteq-digits"])])
+@pytest.mark.parametrize(
+    ("pattern", "names"), [("mnist", ["opteq-mnist"]), ("*-digits", ["opteq-digits"])]
+)
 def test_list_takes_a_part_of_a_name_or_a_pattern(pattern, names, capsys):
     assert main(["list", "models", pattern]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
@@ -167,7 +193,7 @@ def test_list_takes_a_part_of_a_name_or_a_pattern(pattern, names, capsys):
 def trained(monkeypatch, run):
     """What the commands ask `train_run` for, which gives the summary of a run or raises."""
     asked = []
-    summary = recipes.resume_run(run, quiet=True)
+    summary = runs.resume_run(run, quiet=True)
 
     def train(config, folder, **options):
         asked.append((config, folder, options))
@@ -177,13 +203,27 @@ def trained(monkeypatch, run):
 
     train.failure = None
     train.asked = asked
-    monkeypatch.setattr(recipes, "train_run", train)
+    monkeypatch.setattr(runs, "train_run", train)
     return train
 
 
 def test_train_passes_on_what_it_was_told(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["--debug", "train", "mnist", "--data-root", "data", "train.seed=3", "--download", "train.batch=7"]) == 0
+    assert (
+        main(
+            [
+                "--debug",
+                "train",
+                "mnist",
+                "--data-root",
+                "data",
+                "train.seed=3",
+                "--download",
+                "train.batch=7",
+            ]
+        )
+        == 0
+    )
     config, folder, options = trained.asked[0]
     assert (config.train.seed, config.train.batch, config.data.download) == (3, 7, True)
     assert config.data.root == str(tmp_path / "data")
@@ -194,7 +234,9 @@ def test_train_passes_on_what_it_was_told(trained, tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(("count", "resume"), [("", False), ("0", False), ("2", True)])
-def test_train_goes_on_when_torchrun_starts_it_again(count, resume, trained, tmp_path, monkeypatch, capsys):
+def test_train_goes_on_when_torchrun_starts_it_again(
+    count, resume, trained, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
     monkeypatch.setenv("RANK", "1")
     assert main(["train", "digits", "--output", str(tmp_path / "r")]) == 0
@@ -221,13 +263,35 @@ def test_sweep_separates_what_varies(status, code, monkeypatch, capsys, tmp_path
         asked.append((words, options))
         return [{"run": "000", "status": status}]
 
-    monkeypatch.setattr(recipes.sweep, "sweep", sweep)
-    assert main(["sweep", "digits", "train.seed=1,2", "--output", str(tmp_path), "train.epochs=3", "--jobs", "2"]) == code
-    assert asked == [(("digits", ["train.epochs=3"], {"train.seed": ["1", "2"]}, tmp_path), {"jobs": 2, "pool": "local"})]
+    monkeypatch.setattr(runs.sweep, "sweep", sweep)
+    assert (
+        main(
+            [
+                "sweep",
+                "digits",
+                "train.seed=1,2",
+                "--output",
+                str(tmp_path),
+                "train.epochs=3",
+                "--jobs",
+                "2",
+            ]
+        )
+        == code
+    )
+    assert asked == [
+        (
+            ("digits", ["train.epochs=3"], {"train.seed": ["1", "2"]}, tmp_path),
+            {"jobs": 2, "pool": "local"},
+        )
+    ]
     assert capsys.readouterr().out == f"run  status\n000  {status}\n"
 
 
-MEMORY = "there is not enough memory: lower train.batch or train.evaluate_batch (DefaultCPUAllocator: not enough memory: you tried)"
+MEMORY = (
+    "there is not enough memory: lower train.batch or train.evaluate_batch "
+    "(DefaultCPUAllocator: not enough memory: you tried)"
+)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +301,16 @@ MEMORY = "there is not enough memory: lower train.batch or train.evaluate_batch 
         (ValueError("data.root must\x1b be"), 2, "error: digits: data.root must\\x1b be"),
         (PermissionError(13, "Permission denied", "x/y"), 2, "error: x/y: Permission denied"),
         (ImportError("Pictures need Pillow."), 2, "error: Pictures need Pillow."),
-        (RuntimeError("DefaultCPUAllocator: not enough memory: you tried\nto"), 2, f"error: {MEMORY}"),
-        (KeyError("x"), 1, "error: KeyError: 'x'. This is a bug; run again with --debug to see where."),
+        (
+            RuntimeError("DefaultCPUAllocator: not enough memory: you tried\nto"),
+            2,
+            f"error: {MEMORY}",
+        ),
+        (
+            KeyError("x"),
+            1,
+            "error: KeyError: 'x'. This is a bug; run again with --debug to see where.",
+        ),
         (Interrupted("at step 3"), 130, "interrupted; there is no checkpoint yet"),
         (KeyboardInterrupt(), 130, "interrupted; there is no checkpoint yet"),
     ],
@@ -256,13 +328,20 @@ def test_failure_has_its_exit_code_and_one_line(failure, code, message, trained,
 def test_evaluate_of_ruined_weights_is_a_numerical_failure(run, capsys, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     weights, state = read_checkpoint(copy / "model.safetensors")
-    ruined = {name: value * math.nan if value.is_floating_point() else value for name, value in weights.items()}
+    ruined = {
+        name: value * math.nan if value.is_floating_point() else value
+        for name, value in weights.items()
+    }
     write_checkpoint(copy / "model.safetensors", ruined, state)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         assert main(["evaluate", str(copy)]) == 3
     out, err = capsys.readouterr()
-    assert out.splitlines() == ["loss nan", "accuracy 0.0 %", "359 of 359 samples did not reach the solver's tolerance"]
+    assert out.splitlines() == [
+        "loss nan",
+        "accuracy 0.0 %",
+        "359 of 359 samples did not reach the solver's tolerance",
+    ]
     assert err.endswith("359 solves met NaN or infinity; such samples count as wrong\n")
 
 
@@ -270,7 +349,10 @@ def test_lost_process_is_not_called_a_bug(trained, capsys, monkeypatch, tmp_path
     trained.failure = RuntimeError("[gloo/transport/tcp/pair.cc:538] Connection closed by peer")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "digits", "--output", str(tmp_path / "r")]) == 1
-    assert told(capsys).startswith("equipoise: error: another process was lost, or cannot be reached: torchrun --max-restarts 3")
+    assert told(capsys).startswith(
+        "equipoise: error: another process was lost, or cannot be reached: torchrun "
+        "--max-restarts 3"
+    )
 
 
 def test_interrupted_run_says_how_to_go_on(trained, run, capsys):
@@ -314,7 +396,8 @@ def test_pipe_that_nobody_reads_is_no_error(unbuffered):
 
 def test_package_gives_its_names_when_they_are_asked_for():
     script = (
-        "import sys, equipoise; assert 'torch' not in sys.modules; equipoise.solvers.SOLVERS; from equipoise import OptEq; "
+        "import sys, equipoise; assert 'torch' not in sys.modules; equipoise.solvers.SOLVERS; "
+        "from equipoise import OptEq; "
         "import equipoise.data; assert set(equipoise.__all__) < set(dir(equipoise)); "
         "from equipoise import *; print(solve is equipoise.solve)"
     )

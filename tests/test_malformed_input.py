@@ -38,8 +38,13 @@ def listing(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         state = path.lstat()
-        content = path.read_bytes() if path.is_file() and state.st_size < MEGABYTE else state.st_size
-        found[str(path.relative_to(folder))] = (content, state.st_mtime_ns if not path.is_dir() else 0)
+        content = (
+            path.read_bytes() if path.is_file() and state.st_size < MEGABYTE else state.st_size
+        )
+        found[str(path.relative_to(folder))] = (
+            content,
+            state.st_mtime_ns if not path.is_dir() else 0,
+        )
     return found
 
 
@@ -88,26 +93,48 @@ def _loaded() -> None:
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
-def test_malformed_data_are_refused(name: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_data_are_refused(
+    name: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for split in ("train", "val" if name in ("image-folder", "cityscapes") else "test"):
         WRITERS[name](tmp_path, split)
     damage, reason = ALL[name][case]
     damage(tmp_path)
-    words = ("train", "digits", f"model.name={MODELS.get(name, 'opteq-digits')}", f"data.name={name}")
+    words = (
+        "train",
+        "digits",
+        f"model.name={MODELS.get(name, 'opteq-digits')}",
+        f"data.name={name}",
+    )
     with bounded():
-        line = refused(tmp_path, capsys, *words, "--data-root", tmp_path, "--output", tmp_path / "run", "--quiet")
+        line = refused(
+            tmp_path,
+            capsys,
+            *words,
+            "--data-root",
+            tmp_path,
+            "--output",
+            tmp_path / "run",
+            "--quiet",
+        )
     assert line.startswith(str(tmp_path))
     assert re.search(reason, line)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_pickles_with_code_are_refused_and_not_run(protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pickles_with_code_are_refused_and_not_run(
+    protocol: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mark = tmp_path / "ran"
     for split in ("train", "test"):
         WRITERS["cifar10"](tmp_path, split)
     (tmp_path / "test_batch.bin").unlink()
-    (tmp_path / "test_batch").write_bytes(pickle.dumps({"data": Trap(mark), "labels": [1]}, protocol=protocol))
-    line = refused(tmp_path, capsys, "train", "cifar10", "--data-root", tmp_path, "--output", tmp_path / "run")
+    (tmp_path / "test_batch").write_bytes(
+        pickle.dumps({"data": Trap(mark), "labels": [1]}, protocol=protocol)
+    )
+    line = refused(
+        tmp_path, capsys, "train", "cifar10", "--data-root", tmp_path, "--output", tmp_path / "run"
+    )
     assert line.startswith(str(tmp_path / "test_batch"))
     assert "could run code; it was not run" in line
     assert not mark.exists()
@@ -129,74 +156,157 @@ CONFIGS: dict[str, tuple[bytes | str, str]] = {
     "two megabytes": ("#" * 2 * MEGABYTE, "at most 1048576 bytes"),
     "deep lists": ("a = " + "[" * 10_000, "nest lists and tables so deeply"),
     "deep tables": ("a = " + "{a=" * 10_000, "nest lists and tables so deeply"),
-    "deep keys": (f"[model.options]\n{'a.' * 3000}a = 1", "must not nest lists and tables so deeply"),
+    "deep keys": (
+        f"[model.options]\n{'a.' * 3000}a = 1",
+        "must not nest lists and tables so deeply",
+    ),
     "web page": ("<!DOCTYPE html><html>Not found</html>", "must be TOML"),
     "duplicate key": ("[train]\nepochs = 1\nepochs = 2\n", "must be TOML.*line 3"),
     "duplicate section": (f"{DIGITS}[model]\n", "must be TOML.*line 5"),
-    "unknown section": (f"{DIGITS}[trian]\n", "trian: a section must be one of .* Did you mean 'train'"),
+    "unknown section": (
+        f"{DIGITS}[trian]\n",
+        "trian: a section must be one of .* Did you mean 'train'",
+    ),
     "unknown key": (f"{DIGITS}[train]\nepoch = 3\n", "train.epoch: .* Did you mean 'epochs'"),
     "section not a table": (f"train = 3\n{DIGITS}", "train must be a table of settings; got 3"),
     "section a list": (f"{DIGITS}[[train]]\nepochs = 3\n", "train must be a table of settings"),
-    "text for a whole number": (f'{DIGITS}[train]\nepochs = "three"\n', "train.epochs must be a whole number; got 'three'"),
-    "part for a whole number": (f"{DIGITS}[train]\nepochs = 2.5\n", "train.epochs must be a whole number; got 2.5"),
-    "true for a whole number": (f"{DIGITS}[train]\nepochs = true\n", "train.epochs must be a whole number; got True"),
-    "text for a number": (f'{DIGITS}[optimizer]\nlearning_rate = "1"\n', "optimizer.learning_rate must be a number; got '1'"),
+    "text for a whole number": (
+        f'{DIGITS}[train]\nepochs = "three"\n',
+        "train.epochs must be a whole number; got 'three'",
+    ),
+    "part for a whole number": (
+        f"{DIGITS}[train]\nepochs = 2.5\n",
+        "train.epochs must be a whole number; got 2.5",
+    ),
+    "true for a whole number": (
+        f"{DIGITS}[train]\nepochs = true\n",
+        "train.epochs must be a whole number; got True",
+    ),
+    "text for a number": (
+        f'{DIGITS}[optimizer]\nlearning_rate = "1"\n',
+        "optimizer.learning_rate must be a number; got '1'",
+    ),
     "number for text": (f"{DIGITS}[train]\ndevice = 3\n", "train.device must be text; got 3"),
-    "number for yes": (f"{DIGITS}[train]\ntensorboard = 1\n", "train.tensorboard must be true or false; got 1"),
-    "date for a number": (f"{DIGITS}[train]\nclip = 2024-01-01\n", "train.clip must be a number; got "),
+    "number for yes": (
+        f"{DIGITS}[train]\ntensorboard = 1\n",
+        "train.tensorboard must be true or false; got 1",
+    ),
+    "date for a number": (
+        f"{DIGITS}[train]\nclip = 2024-01-01\n",
+        "train.clip must be a number; got ",
+    ),
     "list for a number": (f"{DIGITS}[train]\nclip = [1]\n", "train.clip must be a number; got "),
     "table for a number": (f"{DIGITS}[train.clip]\na = 1\n", "train.clip must be a number; got "),
     "number for a list": (f"{DIGITS}mean = 0.5\n", "data.mean must be a list of numbers; got 0.5"),
     "text in a list": (f'{DIGITS}mean = ["a"]\nstd = [1]\n', "data.mean must be a number; got 'a'"),
-    "one of two": (f"{DIGITS}[optimizer]\nbetas = [0.9]\n", "optimizer.betas must be a list of 2 numbers"),
+    "one of two": (
+        f"{DIGITS}[optimizer]\nbetas = [0.9]\n",
+        "optimizer.betas must be a list of 2 numbers",
+    ),
     "number for a table": (f"{DIGITS}options = 3\n", "data.options must be a table; got 3"),
-    "nan": (f"{DIGITS}[optimizer]\nlearning_rate = nan\n", "optimizer.learning_rate must be a finite number; got nan"),
-    "infinity": (f"{DIGITS}[train]\ncheckpoint_minutes = inf\n", "train.checkpoint_minutes must be a finite number; got inf"),
+    "nan": (
+        f"{DIGITS}[optimizer]\nlearning_rate = nan\n",
+        "optimizer.learning_rate must be a finite number; got nan",
+    ),
+    "infinity": (
+        f"{DIGITS}[train]\ncheckpoint_minutes = inf\n",
+        "train.checkpoint_minutes must be a finite number; got inf",
+    ),
     "nan in a list": (f"{DIGITS}mean = [nan]\nstd = [1.0]\n", "data.mean must be a finite number"),
-    "a number too long": (f"{DIGITS}[train]\nclip = {'9' * 400}\n", "train.clip must be a finite number; got 9"),
-    "a number far too long": (f"{DIGITS}[train]\nclip = {'9' * 5000}\n", "must be TOML|must be a finite number"),
-    "negative": (f"{DIGITS}[train]\nbatch = -1\n", "train.batch must be a whole number of at least 1; got -1"),
-    "zero": (f"{DIGITS}[train]\nepochs = 0\n", "train.epochs must be a whole number of at least 1; got 0"),
-    "seed too large": (f"{DIGITS}[train]\nseed = {2**63}\n", r"train.seed must be less than 2\*\*63"),
+    "a number too long": (
+        f"{DIGITS}[train]\nclip = {'9' * 400}\n",
+        "train.clip must be a finite number; got 9",
+    ),
+    "a number far too long": (
+        f"{DIGITS}[train]\nclip = {'9' * 5000}\n",
+        "must be TOML|must be a finite number",
+    ),
+    "negative": (
+        f"{DIGITS}[train]\nbatch = -1\n",
+        "train.batch must be a whole number of at least 1; got -1",
+    ),
+    "zero": (
+        f"{DIGITS}[train]\nepochs = 0\n",
+        "train.epochs must be a whole number of at least 1; got 0",
+    ),
+    "seed too large": (
+        f"{DIGITS}[train]\nseed = {2**63}\n",
+        r"train.seed must be less than 2\*\*63",
+    ),
     "out of range": (f"{DIGITS}holdout = 1.5\n", r"data.holdout must be in \[0, 1\); got 1.5"),
     "falling milestones": (
         f'{DIGITS}[schedule]\nname = "step"\nmilestones = [3, 2]\n',
         "schedule.milestones must be positive and rise",
     ),
-    "unknown model": ('[model]\nname = "opteq-digit"\n[data]\nname = "digits"\n', "model.name .* Did you mean 'opteq-digits'"),
-    "unknown data": ('[model]\nname = "opteq-digits"\n[data]\nname = "digit"\n', "data.name .* Did you mean 'digits'"),
-    "unknown optimiser": (f'{DIGITS}[optimizer]\nname = "adm"\n', "optimizer.name .* Did you mean 'adam'"),
-    "unknown option": (f"{DIGITS}[model.options]\ntolerence = 1\n", "model.options.tolerence: .* Did you mean 'tolerance'"),
+    "unknown model": (
+        '[model]\nname = "opteq-digit"\n[data]\nname = "digits"\n',
+        "model.name .* Did you mean 'opteq-digits'",
+    ),
+    "unknown data": (
+        '[model]\nname = "opteq-digits"\n[data]\nname = "digit"\n',
+        "data.name .* Did you mean 'digits'",
+    ),
+    "unknown optimiser": (
+        f'{DIGITS}[optimizer]\nname = "adm"\n',
+        "optimizer.name .* Did you mean 'adam'",
+    ),
+    "unknown option": (
+        f"{DIGITS}[model.options]\ntolerence = 1\n",
+        "model.options.tolerence: .* Did you mean 'tolerance'",
+    ),
     "unknown data option": (f"{DIGITS}[data.options]\na = 1\n", "data.options.a must not be given"),
-    "date in options": (f"{DIGITS}[model.options]\nalpha = 2024-01-01\n", "model.options.alpha must be text, a number"),
-    "nan in options": (f"{DIGITS}[model.options]\nalpha = nan\n", "model.options.alpha must be a finite number"),
+    "date in options": (
+        f"{DIGITS}[model.options]\nalpha = 2024-01-01\n",
+        "model.options.alpha must be text, a number",
+    ),
+    "nan in options": (
+        f"{DIGITS}[model.options]\nalpha = nan\n",
+        "model.options.alpha must be a finite number",
+    ),
     "escapes in a key": (f'{DIGITS}["\\u001b[31m\\n"]\n', r"a section must be one of"),
-    "escapes in a value": (f'{DIGITS}[train]\nprecision = "\\u001b]0;x\\u0007\\n\\r\\u202e"\n', "train.precision must be one of"),
+    "escapes in a value": (
+        f'{DIGITS}[train]\nprecision = "\\u001b]0;x\\u0007\\n\\r\\u202e"\n',
+        "train.precision must be one of",
+    ),
     "escapes in raw": (f"{DIGITS}\x1b[31m\n", "must be TOML.*line 5"),
     "extends nothing": ('extends = "nothing"\n', "extends must be one of"),
-    "extends nothing near": ('extends = "digit"\n', "extends must be one of .* Did you mean 'digits'"),
+    "extends nothing near": (
+        'extends = "digit"\n',
+        "extends must be one of .* Did you mean 'digits'",
+    ),
     "extends itself": ('extends = "bad.toml"\n', "extends must be one of"),
     "extends elsewhere": ('extends = "../../etc/passwd"\n', "extends must be one of"),
     "extends a number": ("extends = 3\n", "extends must be one of"),
     "extends a list": ('extends = ["digits"]\n', "extends must be one of"),
     "extends a table": ("[extends]\na = 1\n", "extends must be one of"),
-    "extends with a wrong type": ('extends = "digits"\nmodel = 3\n', "model must be a table of settings; got 3"),
+    "extends with a wrong type": (
+        'extends = "digits"\nmodel = 3\n',
+        "model must be a table of settings; got 3",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CONFIGS)
-def test_malformed_config_is_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_config_is_refused(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     content, reason = CONFIGS[case]
     path, run = tmp_path / "bad.toml", tmp_path / "run"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with bounded():
-        for words in (("train", path, "--output", run), ("config", path), ("sweep", path, "--output", run)):
+        for words in (
+            ("train", path, "--output", run),
+            ("config", path),
+            ("sweep", path, "--output", run),
+        ):
             line = refused(tmp_path, capsys, *words)
             assert line.startswith(f"{path}: ")
             assert re.search(reason, line)
 
 
-def test_config_that_is_no_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_that_is_no_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     os.mkfifo(tmp_path / "pipe.toml")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "loop.toml").symlink_to("loop.toml")
@@ -240,29 +350,58 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "classes text": ('model.options.num_classes = "x"', "num_classes"),
     "classes none": ("model.options.num_classes = 0", "num_classes"),
     "classes negative": ("model.options.num_classes = -3", "num_classes"),
-    "classes too few": ("model.options.num_classes = 3", "model.options.num_classes must be 10 for these data; got 3"),
-    "classes too many": (f"model.options.num_classes = {10**7}", "num_classes must be 10 for these data; got 10000000"),
-    "classes far too many": (f"model.options.num_classes = {10**12}", "num_classes must be 10 for these data"),
-    "classes beyond int64": (f"model.options.num_classes = {10**30}", "num_classes must be 10 for these data"),
-    "layers 10**12": (f'model.name = "opteq-imagenet-small"\nmodel.options.layers = {10**12}', "does not fit in memory"),
+    "classes too few": (
+        "model.options.num_classes = 3",
+        "model.options.num_classes must be 10 for these data; got 3",
+    ),
+    "classes too many": (
+        f"model.options.num_classes = {10**7}",
+        "num_classes must be 10 for these data; got 10000000",
+    ),
+    "classes far too many": (
+        f"model.options.num_classes = {10**12}",
+        "num_classes must be 10 for these data",
+    ),
+    "classes beyond int64": (
+        f"model.options.num_classes = {10**30}",
+        "num_classes must be 10 for these data",
+    ),
+    "layers 10**12": (
+        f'model.name = "opteq-imagenet-small"\nmodel.options.layers = {10**12}',
+        "does not fit in memory",
+    ),
     "layers text": ('model.name = "opteq-imagenet-small"\nmodel.options.layers = "x"', "layers"),
-    "device": ('train.device = "gpu"', "train.device must be a device that torch can use here; got 'gpu'"),
-    "device that holds nothing": ('train.device = "meta"', "train.device must be a device that torch can use here; got 'meta'"),
+    "device": (
+        'train.device = "gpu"',
+        "train.device must be a device that torch can use here; got 'gpu'",
+    ),
+    "device that holds nothing": (
+        'train.device = "meta"',
+        "train.device must be a device that torch can use here; got 'meta'",
+    ),
     "device with escapes": ('train.device = "\\u001b[31m\\n"', "train.device must be a device"),
     "task": ('task.name = "segmentation"', "task"),
-    "classes of the data": ("data.classes = [3, 99]", "labels must be different numbers from 0 to 9"),
+    "classes of the data": (
+        "data.classes = [3, 99]",
+        "labels must be different numbers from 0 to 9",
+    ),
     "subset": ("data.subset = 100000", "data.subset must be at most 1438"),
     "holdout": ("data.holdout = 1e-9", "data.holdout must leave samples on both sides"),
     "mean of three channels": ("data.mean = [0.5, 0.5, 0.5]\ndata.std = [1, 1, 1]", "channels"),
     "size": (f"data.size = [{10**6}, {10**6}]", "data.size must have at most 67108864 pixels"),
     "size beyond int64": (f"data.size = [{10**30}, 8]", "data.size must have at most"),
-    "padding": (f'data.augment = "pad-crop-flip"\ndata.padding = {10**6}', "data.padding must be at most 8"),
+    "padding": (
+        f'data.augment = "pad-crop-flip"\ndata.padding = {10**6}',
+        "data.padding must be at most 8",
+    ),
     "threads": (f"train.threads = {10**12}", "train.threads"),
 }
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_settings_that_fit_nothing_are_refused(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings_that_fit_nothing_are_refused(
+    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines, reason = OPTIONS[case]
     path = tmp_path / "bad.toml"
     model = "" if "model.name" in lines else 'model.name = "opteq-digits"\n'
@@ -308,7 +447,9 @@ def commands(run: Path) -> dict[str, tuple[str | Path, ...]]:
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_checkpoints_are_refused(kind: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_checkpoints_are_refused(
+    kind: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     make, reason = MALFORMED[kind]
     mark = run.parent / "ran"
     places = [run / "model.safetensors", *(run / "checkpoints").iterdir()]
@@ -317,7 +458,9 @@ def test_malformed_checkpoints_are_refused(kind: str, run: Path, capsys: pytest.
     for name, words in commands(run).items():
         with bounded(traced=name != "resume" and kind != "a million dimensions"):
             line = refused(run.parent, capsys, *words)
-        assert line.startswith(str(run / ("checkpoints" if name == "resume" else "model.safetensors")))
+        assert line.startswith(
+            str(run / ("checkpoints" if name == "resume" else "model.safetensors"))
+        )
         assert re.search(reason, line)
     assert not mark.exists()
 
@@ -387,14 +530,18 @@ PLACES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_kept_weights_with_a_strange_state_are_refused(case: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_weights_with_a_strange_state_are_refused(
+    case: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rewritten(STATES[case])(run / "model.safetensors")
     for name in ("evaluate", "predict", "report"):
         assert str(run) in refused(run.parent, capsys, *commands(run)[name]), name
 
 
 @pytest.mark.parametrize("case", PLACES)
-def test_checkpoints_with_a_strange_state_are_refused(case: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_with_a_strange_state_are_refused(
+    case: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in (run / "checkpoints").iterdir():
         rewritten(PLACES[case])(path)
     assert str(run) in refused(run.parent, capsys, *commands(run)["resume"])
@@ -416,32 +563,92 @@ RUN_FILES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "summary empty": ("summary.json", lambda _: b"", "must be JSON"),
     "summary a list": ("summary.json", lambda _: b"[1]", "must hold a JSON object; got list"),
     "summary deep": ("summary.json", lambda _: DEEP, "must be JSON"),
-    "summary long number": ("summary.json", lambda _: b'{"a": ' + b"9" * 10_000 + b"}", "must be JSON"),
-    "confusion text": ("summary.json", json_damage(lambda values: values.update(confusion="x")), "confusion"),
-    "confusion a number": ("summary.json", json_damage(lambda values: values.update(confusion=3)), "confusion"),
-    "confusion ragged": ("summary.json", json_damage(lambda values: values.update(confusion=[[1, 2], [3]])), "confusion"),
-    "confusion of text": ("summary.json", json_damage(lambda values: values.update(confusion=[["a"]])), "confusion"),
-    "confusion of objects": ("summary.json", json_damage(lambda values: values.update(confusion=[[{}]])), "confusion"),
-    "confusion deep": ("summary.json", lambda _: b'{"confusion":' + b"[" * 60 + b"]" * 60 + b"}", "confusion"),
-    "confusion too large": ("summary.json", lambda _: b'{"confusion":[[1' + b"0" * 400 + b"]]}", "confusion"),
+    "summary long number": (
+        "summary.json",
+        lambda _: b'{"a": ' + b"9" * 10_000 + b"}",
+        "must be JSON",
+    ),
+    "confusion text": (
+        "summary.json",
+        json_damage(lambda values: values.update(confusion="x")),
+        "confusion",
+    ),
+    "confusion a number": (
+        "summary.json",
+        json_damage(lambda values: values.update(confusion=3)),
+        "confusion",
+    ),
+    "confusion ragged": (
+        "summary.json",
+        json_damage(lambda values: values.update(confusion=[[1, 2], [3]])),
+        "confusion",
+    ),
+    "confusion of text": (
+        "summary.json",
+        json_damage(lambda values: values.update(confusion=[["a"]])),
+        "confusion",
+    ),
+    "confusion of objects": (
+        "summary.json",
+        json_damage(lambda values: values.update(confusion=[[{}]])),
+        "confusion",
+    ),
+    "confusion deep": (
+        "summary.json",
+        lambda _: b'{"confusion":' + b"[" * 60 + b"]" * 60 + b"}",
+        "confusion",
+    ),
+    "confusion too large": (
+        "summary.json",
+        lambda _: b'{"confusion":[[1' + b"0" * 400 + b"]]}",
+        "confusion",
+    ),
     "environment not JSON": ("environment.json", lambda content: content[:-9], "must be JSON"),
-    "environment a list": ("environment.json", lambda _: b"[1]", "must hold a JSON object; got list"),
+    "environment a list": (
+        "environment.json",
+        lambda _: b"[1]",
+        "must hold a JSON object; got list",
+    ),
     "environment text": ("environment.json", lambda _: b'"x"', "must hold a JSON object; got str"),
     "environment deep": ("environment.json", lambda _: DEEP, "must be JSON"),
-    "metrics not JSON": ("metrics.jsonl", lambda content: content.replace(b"{", b"[", 1), "line 1 is not a JSON object"),
-    "metrics a list": ("metrics.jsonl", lambda content: b"[1]".ljust(len(content) - 1) + b"\n", "line 1 is not a JSON object"),
-    "metrics binary": ("metrics.jsonl", lambda content: b"\xff" * (len(content) - 1) + b"\n", "line 1 is not a JSON object"),
-    "metrics deep": ("metrics.jsonl", lambda content: DEEP + b"\n" + content, "line 1 is not a JSON object"),
+    "metrics not JSON": (
+        "metrics.jsonl",
+        lambda content: content.replace(b"{", b"[", 1),
+        "line 1 is not a JSON object",
+    ),
+    "metrics a list": (
+        "metrics.jsonl",
+        lambda content: b"[1]".ljust(len(content) - 1) + b"\n",
+        "line 1 is not a JSON object",
+    ),
+    "metrics binary": (
+        "metrics.jsonl",
+        lambda content: b"\xff" * (len(content) - 1) + b"\n",
+        "line 1 is not a JSON object",
+    ),
+    "metrics deep": (
+        "metrics.jsonl",
+        lambda content: DEEP + b"\n" + content,
+        "line 1 is not a JSON object",
+    ),
     "config not TOML": ("config.toml", lambda content: content[:-9], "must be TOML"),
     "config binary": ("config.toml", lambda _: b"\xff" * 99, "must be text in UTF-8"),
     "config empty": ("config.toml", lambda _: b"", "model must be given"),
-    "config of another type": ("config.toml", lambda content: content.replace(b"epochs = 1", b'epochs = "x"'), "train.epochs"),
+    "config of another type": (
+        "config.toml",
+        lambda content: content.replace(b"epochs = 1", b'epochs = "x"'),
+        "train.epochs",
+    ),
     "config with other options": (
         "config.toml",
         lambda content: content.replace(b"num_classes = 10", b"num_classes = -1"),
         "num_classes",
     ),
-    "config of another model": ("config.toml", lambda content: content.replace(b"-digits", b"-mnist"), "of another model|28"),
+    "config of another model": (
+        "config.toml",
+        lambda content: content.replace(b"-digits", b"-mnist"),
+        "of another model|28",
+    ),
 }
 READ_BY = {
     "summary.json": ("report",),
@@ -452,7 +659,9 @@ READ_BY = {
 
 
 @pytest.mark.parametrize("case", RUN_FILES)
-def test_malformed_files_of_a_run_are_refused(case: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_files_of_a_run_are_refused(
+    case: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, damage, reason = RUN_FILES[case]
     path = run / name
     path.write_bytes(damage(path.read_bytes()))
@@ -466,7 +675,9 @@ def test_malformed_files_of_a_run_are_refused(case: str, run: Path, capsys: pyte
 def test_report_leaves_out_what_is_no_number(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd: list[object] = ["x", None, True, [1], {"a": "x"}, 10**400, {"CONVERGED": "x"}, "<script>"]
     keys = list(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1]))
-    lines = [{**dict.fromkeys(keys, value), "kind": kind} for value in odd for kind in ("step", "epoch")]
+    lines = [
+        {**dict.fromkeys(keys, value), "kind": kind} for value in odd for kind in ("step", "epoch")
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = json.loads((run / "summary.json").read_text())
     del summary["confusion"]
@@ -522,7 +733,9 @@ INPUTS: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("case", INPUTS)
-def test_malformed_inputs_are_refused(case: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_inputs_are_refused(
+    case: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name, content, reason = INPUTS[case]
     path = tmp_path / name
     if content is not None:
@@ -535,7 +748,9 @@ def test_malformed_inputs_are_refused(case: str, whole: Path, tmp_path: Path, ca
     assert re.search(reason, line)
 
 
-def test_input_with_code_is_refused_and_not_run(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_input_with_code_is_refused_and_not_run(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mark = tmp_path / "ran"
     np.save(tmp_path / "a.npy", np.array([Trap(mark)], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "a.npz", x=np.array([Trap(mark)], dtype=object))

@@ -41,7 +41,9 @@ from equipoise import (
 )
 from equipoise.solvers import Solver
 
-compiling = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+compiling = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)
 
 
 @pytest.fixture
@@ -65,9 +67,13 @@ def test_second_derivatives_are_right(solver: str, x: Tensor) -> None:
     assert torch.autograd.gradgradcheck(layer, (x,))
 
     def hessian(function) -> Tensor:
-        return torch.autograd.functional.hessian(lambda u: function(u[None]).square().sum(), x[0].detach())
+        return torch.autograd.functional.hessian(
+            lambda u: function(u[None]).square().sum(), x[0].detach()
+        )
 
-    torch.testing.assert_close(hessian(layer), hessian(lambda u: unroll(layer.cell, u)), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(
+        hessian(layer), hessian(lambda u: unroll(layer.cell, u)), rtol=1e-8, atol=1e-10
+    )
 
 
 def test_mixed_second_derivatives_reach_the_weights(x: Tensor) -> None:
@@ -123,7 +129,12 @@ def test_nonfinite_sample_keeps_best_iterate_and_spares_its_batch_mates(solver: 
     z0 = torch.full_like(x, 0.2)
     layer = Equilibrium(GrowingCell(), solver=solver, tolerance=1e-10, on_failure="ignore")
     z = layer(x, z0)
-    assert layer.last.status.tolist() == [Status.CONVERGED, Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+    assert layer.last.status.tolist() == [
+        Status.CONVERGED,
+        Status.CONVERGED,
+        Status.NONFINITE,
+        Status.CONVERGED,
+    ]
     assert z.isfinite().all()
     mates = [0, 1, 3]
     torch.testing.assert_close(z[mates], layer(x[mates], z0[mates]), rtol=1e-14, atol=0)
@@ -134,7 +145,9 @@ def test_sample_that_turns_nonfinite_returns_its_best_finite_iterate(bad: float)
     edge = torch.tensor([[0.0], [0.2]], dtype=torch.float64)
     start = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
     stop = Stop(tolerance=1e-6, absolute=1e-6)
-    solution = solve(lambda z, c: torch.where(z > c, z / 2, bad), start, "fixed_point", stop, context=edge)
+    solution = solve(
+        lambda z, c: torch.where(z > c, z / 2, bad), start, "fixed_point", stop, context=edge
+    )
     assert solution.status.tolist() == [Status.CONVERGED, Status.NONFINITE]
     assert solution.value[1] == 0.25  # the map is finite there and not at the next iterate, 0.125
     assert solution.residual[1] == 1.0
@@ -155,9 +168,13 @@ def test_nonfinite_sample_is_never_called_converged() -> None:
 
 @pytest.mark.parametrize("solver", ["fixed_point", "anderson", "broyden", "newton"])
 @pytest.mark.parametrize("max_steps", [1, 2, 3, 4, 7])
-def test_anderson_and_all_others_run_for_every_max_steps(solver: str, max_steps: int, x: Tensor) -> None:
+def test_anderson_and_all_others_run_for_every_max_steps(
+    solver: str, max_steps: int, x: Tensor
+) -> None:
     cell = TanhCell(norm=0.9)
-    layer = Equilibrium(cell, solver=solver, tolerance=1e-15, max_steps=max_steps, on_failure="ignore")
+    layer = Equilibrium(
+        cell, solver=solver, tolerance=1e-15, max_steps=max_steps, on_failure="ignore"
+    )
     z = layer(x)
     context = cell.inject(x)
     f = cell.step(z, context)
@@ -199,7 +216,9 @@ def test_straggler_leaves_the_adjoint_solve_of_others_alone() -> None:
     x[:, -1] = 0.2
     x[7, -1] = 0.999
     x.requires_grad_()
-    layer = Equilibrium(ScaledCell(), solver="newton", gradient=Implicit("neumann"), tolerance=1e-8, max_steps=20000)
+    layer = Equilibrium(
+        ScaledCell(), solver="newton", gradient=Implicit("neumann"), tolerance=1e-8, max_steps=20000
+    )
     layer(x).sum().backward()
     steps = layer.last.adjoint.steps
     assert steps[7] > 1000
@@ -217,7 +236,11 @@ def peak_elements(solver: Solver, max_steps: int, shape: tuple[int, int]) -> int
     def step(z: Tensor) -> Tensor:
         nonlocal calls
         if calls == 0 or calls > max_steps - 25:  # more than one cycle of each solver's memory
-            stores = [t.untyped_storage() for t in gc.get_objects() if type(t) is Tensor and t.layout is torch.strided]
+            stores = [
+                t.untyped_storage()
+                for t in gc.get_objects()
+                if type(t) is Tensor and t.layout is torch.strided
+            ]
             seen.append(sum({store.data_ptr(): store.nbytes() for store in stores}.values()) // 8)
         calls += 1
         return 3 * torch.cos(5 * z)  # chaotic: it never settles
@@ -228,7 +251,9 @@ def peak_elements(solver: Solver, max_steps: int, shape: tuple[int, int]) -> int
     return max(seen) - seen[0]
 
 
-@pytest.mark.parametrize("solver", [FixedPoint(), Anderson(), Broyden(), Broyden(memory=5)], ids=str)
+@pytest.mark.parametrize(
+    "solver", [FixedPoint(), Anderson(), Broyden(), Broyden(memory=5)], ids=str
+)
 def test_memory_does_not_grow_with_max_steps(solver: Solver) -> None:
     shape = (4, 500)
     long = peak_elements(solver, 160, shape)
@@ -245,7 +270,13 @@ def test_implicit_memory_does_not_grow_with_steps(x: Tensor) -> None:
             sizes.append(tensor.numel())
             return tensor
 
-        layer = Equilibrium(TanhCell(), solver="fixed_point", tolerance=1e-15, max_steps=max_steps, on_failure="ignore")
+        layer = Equilibrium(
+            TanhCell(),
+            solver="fixed_point",
+            tolerance=1e-15,
+            max_steps=max_steps,
+            on_failure="ignore",
+        )
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             layer(x)
         return sum(sizes)
@@ -273,13 +304,21 @@ def extra_operations_per_step(solver: str, batch: int) -> float:
     def count(max_steps: int) -> int:
         stop = Stop(tolerance=1e-300, absolute=0.0, max_steps=max_steps, patience=10**6)
         with OpCounter() as counter:
-            solve(lambda z, c: 3 * torch.tanh(torch.addmm(c, z, matrix)), torch.zeros_like(context), solver, stop, context=context)
+            solve(
+                lambda z, c: 3 * torch.tanh(torch.addmm(c, z, matrix)),
+                torch.zeros_like(context),
+                solver,
+                stop,
+                context=context,
+            )
         return counter.count
 
     return (count(70) - count(10)) / 60 - 3  # the map itself is three operations
 
 
-@pytest.mark.parametrize(("solver", "most"), [("fixed_point", 12), ("anderson", 45), ("broyden", 115)])
+@pytest.mark.parametrize(
+    ("solver", "most"), [("fixed_point", 12), ("anderson", 45), ("broyden", 115)]
+)
 def test_few_operations_per_step(solver: str, most: int) -> None:
     small, large = extra_operations_per_step(solver, 2), extra_operations_per_step(solver, 64)
     assert small <= most
@@ -293,15 +332,22 @@ def test_few_operations_per_step(solver: str, most: int) -> None:
 def test_status_and_counts_are_reported_and_unknown_options_refused(x: Tensor) -> None:
     cell = ScaledCell()
     data = torch.tensor([[1.0, 0.1], [1.0, 0.9], [1.0, 1.0], [torch.nan, 0.5]], dtype=torch.float64)
-    layer = Equilibrium(cell, solver="fixed_point", tolerance=1e-6, max_steps=30, on_failure="ignore")
+    layer = Equilibrium(
+        cell, solver="fixed_point", tolerance=1e-6, max_steps=30, on_failure="ignore"
+    )
     layer(data)
     last = layer.last
-    assert last.status.tolist() == [Status.CONVERGED, Status.MAX_STEPS, Status.MAX_STEPS, Status.NONFINITE]
+    assert last.status.tolist() == [
+        Status.CONVERGED,
+        Status.MAX_STEPS,
+        Status.MAX_STEPS,
+        Status.NONFINITE,
+    ]
     assert last.converged.tolist() == [True, False, False, False]
     assert last.counts() == {Status.CONVERGED: 1, Status.MAX_STEPS: 2, Status.NONFINITE: 1}
     assert last.steps.tolist()[1:] == [30, 30, 0]
     assert last.evaluations.tolist()[1] == 31
-    assert layer.outcomes.counts[Status.MAX_STEPS] == 2
+    assert layer.policy.counts[Status.MAX_STEPS] == 2
     assert "1 CONVERGED, 2 MAX_STEPS, 1 NONFINITE" in repr(last)
     with pytest.raises(TypeError, match="stop_mode"):
         Equilibrium(cell, stop_mode="rel")
@@ -328,14 +374,20 @@ DOCUMENTED = {
     "solver object": lambda cell: Equilibrium(cell, solver=Anderson(memory=3, damping=0.9)),
     "damping": lambda cell: Equilibrium(cell, solver=FixedPoint(damping=0.5)),
     "broyden memory": lambda cell: Equilibrium(cell, solver=Broyden(memory=2)),
-    "newton settings": lambda cell: Equilibrium(cell, solver=Newton(forcing=0.01, inner_steps=10, halvings=3)),
+    "newton settings": lambda cell: Equilibrium(
+        cell, solver=Newton(forcing=0.01, inner_steps=10, halvings=3)
+    ),
     "tolerance and steps": lambda cell: Equilibrium(cell, tolerance=1e-3, max_steps=50),
-    "stop in full": lambda cell: Equilibrium(cell, stop=Stop(1e-3, 1e-12, max_steps=50, patience=5, growth=10.0, check_every=3)),
+    "stop in full": lambda cell: Equilibrium(
+        cell, stop=Stop(1e-3, 1e-12, max_steps=50, patience=5, growth=10.0, check_every=3)
+    ),
     "on_failure raise": lambda cell: Equilibrium(cell, on_failure="raise"),
     "on_failure ignore": lambda cell: Equilibrium(cell, on_failure="ignore"),
     "implicit by name": lambda cell: Equilibrium(cell, gradient="implicit"),
     "adjoint by name": lambda cell: Equilibrium(cell, gradient=Implicit(solver="neumann")),
-    "adjoint auto": lambda cell: Equilibrium(cell, gradient=Implicit(solver="auto", tolerance=1e-6, max_steps=40)),
+    "adjoint auto": lambda cell: Equilibrium(
+        cell, gradient=Implicit(solver="auto", tolerance=1e-6, max_steps=40)
+    ),
     "adjoint gmres": lambda cell: Equilibrium(cell, gradient=Implicit(solver=GMRES(memory=3))),
     "adjoint bicgstab": lambda cell: Equilibrium(cell, gradient=Implicit(BiCGStab())),
     "adjoint neumann": lambda cell: Equilibrium(cell, gradient=Implicit(Neumann())),
@@ -368,7 +420,11 @@ def test_documented_calls_of_solve_work() -> None:
         solve(lambda z, _: 0.5 * z + 1, z0, context=()),
         solve(half["context"], z0, Accelerated(), context=c, symmetric=True),
         solve(lambda z: 0.5 * z + c + 0.1 * (z.mean() - z), z0, coupled=True),
-        solve(lambda z, context: 0.5 * z + context[0] * context[1], z0, context=(c, Shared(torch.ones(3, dtype=c.dtype)))),
+        solve(
+            lambda z, context: 0.5 * z + context[0] * context[1],
+            z0,
+            context=(c, Shared(torch.ones(3, dtype=c.dtype))),
+        ),
     ]
     for index in (0, 1, 2, 4, 6):
         torch.testing.assert_close(found[index].value, 2 * c, rtol=1e-3, atol=1e-3)
@@ -391,7 +447,11 @@ def test_every_registered_name_gives_a_working_object(x: Tensor) -> None:
     for name in equipoise.SOLVERS:
         made = equipoise.SOLVERS[name]()
         symmetric = AffineCell(0.5 * torch.eye(3, dtype=torch.float64), symmetric=True)
-        layer = Equilibrium(symmetric, gradient=Implicit(solver=name)) if made.linear else Equilibrium(symmetric, solver=name)
+        layer = (
+            Equilibrium(symmetric, gradient=Implicit(solver=name))
+            if made.linear
+            else Equilibrium(symmetric, solver=name)
+        )
         (found,) = torch.autograd.grad(layer(x).sum(), x)
         torch.testing.assert_close(found, torch.full_like(found, 2.0), rtol=1e-3, atol=1e-3)
     assert {"anderson", "newton", "gmres"} <= set(equipoise.SOLVERS)
@@ -399,7 +459,10 @@ def test_every_registered_name_gives_a_working_object(x: Tensor) -> None:
 
 
 def test_auto_solver_picks_conjugate_gradient_for_symmetric_cells(x: Tensor) -> None:
-    layer = Equilibrium(AffineCell(0.5 * torch.eye(3, dtype=torch.float64), symmetric=True), gradient=Implicit(ConjugateGradient()))
+    layer = Equilibrium(
+        AffineCell(0.5 * torch.eye(3, dtype=torch.float64), symmetric=True),
+        gradient=Implicit(ConjugateGradient()),
+    )
     (found,) = torch.autograd.grad(layer(x).sum(), x)
     torch.testing.assert_close(found, torch.full_like(found, 2.0))
     assert layer.last.adjoint.steps.max() <= 1
@@ -461,7 +524,12 @@ def test_callers_dicts_and_tensors_are_not_mutated() -> None:
     before = copy.deepcopy((given, start))
     for solver in ("fixed_point", "anderson", "broyden", "newton"):
         Equilibrium(DictCell(), solver=solver)(given, start)
-        solve(lambda z, c: {"slow": 0.5 * z["fast"] + c["a"], "fast": c["b"]}, start, solver, context=given)
+        solve(
+            lambda z, c: {"slow": 0.5 * z["fast"] + c["a"], "fast": c["b"]},
+            start,
+            solver,
+            context=given,
+        )
     assert list(given) == ["a", "b"]
     assert list(start) == ["slow", "fast"]
     torch.testing.assert_close((given, start), before, rtol=0, atol=0)
@@ -520,7 +588,10 @@ def test_compiled_model_keeps_the_solve_out_of_its_graphs(x: Tensor) -> None:
         graphs.append(graph)
         return graph
 
-    before, layer = nn.Linear(3, 3, dtype=torch.float64), Equilibrium(TanhCell(norm=0.9), tolerance=1e-10)
+    before, layer = (
+        nn.Linear(3, 3, dtype=torch.float64),
+        Equilibrium(TanhCell(norm=0.9), tolerance=1e-10),
+    )
 
     def model(x: Tensor) -> Tensor:
         return torch.sin(layer(torch.relu(before(x))))
@@ -551,10 +622,19 @@ def test_vmap_and_function_transforms_work(x: Tensor) -> None:
         return layer(sample[None])[0]
 
     data = x.detach()
-    torch.testing.assert_close(torch.func.vmap(one)(data), layer(data).detach(), rtol=1e-9, atol=1e-11)
-    wanted = torch.stack([torch.autograd.functional.jacobian(lambda u: unroll(layer.cell, u[None])[0], row) for row in data])
+    torch.testing.assert_close(
+        torch.func.vmap(one)(data), layer(data).detach(), rtol=1e-9, atol=1e-11
+    )
+    wanted = torch.stack(
+        [
+            torch.autograd.functional.jacobian(lambda u: unroll(layer.cell, u[None])[0], row)
+            for row in data
+        ]
+    )
     for transform in (torch.func.jacrev, torch.func.jacfwd):
-        torch.testing.assert_close(torch.func.vmap(transform(one))(data), wanted, rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            torch.func.vmap(transform(one))(data), wanted, rtol=1e-8, atol=1e-10
+        )
     hessian = torch.func.hessian(lambda u: one(u).sum())(data[0])
     exact = torch.autograd.functional.hessian(lambda u: unroll(layer.cell, u[None]).sum(), data[0])
     torch.testing.assert_close(hessian, exact, rtol=1e-8, atol=1e-10)
@@ -568,21 +648,33 @@ def test_vmap_and_function_transforms_work(x: Tensor) -> None:
 
 @pytest.mark.parametrize("solver", list(equipoise.SOLVERS))
 def test_failed_backward_solve_never_gives_a_zero_gradient(solver: str) -> None:
-    A = torch.diag(torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64))  # I - A is singular along the first axis
+    A = torch.diag(
+        torch.tensor([1.0, 0.5, 0.2], dtype=torch.float64)
+    )  # I - A is singular along the first axis
     x = torch.tensor([[0.0, 1.0, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64, requires_grad=True)
     weight = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], dtype=torch.float64)
-    layer = Equilibrium(AffineCell(A, symmetric=True), gradient=Implicit(solver=solver), tolerance=1e-8)
+    layer = Equilibrium(
+        AffineCell(A, symmetric=True), gradient=Implicit(solver=solver), tolerance=1e-8
+    )
     z = layer(x)
     with pytest.warns(ConvergenceWarning, match="backward solve: 1 of 2 samples"):
         (found,) = torch.autograd.grad((weight * z).sum(), x)
     assert layer.last.adjoint.converged.tolist() == [False, True]
     assert found[0].abs().max() > 0.5
-    torch.testing.assert_close(found[1], torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        found[1], torch.tensor([0.0, 2.0, 0.0], dtype=torch.float64), rtol=1e-6, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize("solver", ["gmres", "bicgstab", "neumann", "anderson", "broyden", "fixed_point", "newton"])
+@pytest.mark.parametrize(
+    "solver", ["gmres", "bicgstab", "neumann", "anderson", "broyden", "fixed_point", "newton"]
+)
 def test_truncated_backward_solve_never_gives_a_zero_gradient(solver: str, x: Tensor) -> None:
-    layer = Equilibrium(TanhCell(norm=0.95), gradient=Implicit(solver=solver, tolerance=1e-14, max_steps=1), on_failure="ignore")
+    layer = Equilibrium(
+        TanhCell(norm=0.95),
+        gradient=Implicit(solver=solver, tolerance=1e-14, max_steps=1),
+        on_failure="ignore",
+    )
     (found,) = torch.autograd.grad(layer(x).sum(), x)
     assert (found.abs().amax(dim=1) > 1e-3).all()
     assert not layer.last.adjoint.converged.all()
@@ -605,7 +697,9 @@ def test_nonfinite_backward_solve_gives_nan_and_not_zero() -> None:
     x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
     layer = Equilibrium(Root(torch.eye(1, dtype=torch.float64)), on_failure="warn")
     z = layer(x, torch.tensor([[0.0], [0.5]], dtype=torch.float64))
-    with pytest.warns(ConvergenceWarning, match="backward solve: 1 of 2 samples met NaN or infinity"):
+    with pytest.warns(
+        ConvergenceWarning, match="backward solve: 1 of 2 samples met NaN or infinity"
+    ):
         (found,) = torch.autograd.grad(z.sum(), x)
     assert layer.last.adjoint.status.tolist() == [Status.NONFINITE, Status.CONVERGED]
     assert found[0].isnan().all()
@@ -618,14 +712,21 @@ def test_nonfinite_backward_solve_gives_nan_and_not_zero() -> None:
 @pytest.mark.parametrize("solver", ["fixed_point", "anderson", "broyden", "newton"])
 def test_truncated_solve_is_not_silent(solver: str, x: Tensor) -> None:
     layer = Equilibrium(TanhCell(norm=0.99), solver=solver, tolerance=1e-12, max_steps=2)
-    with pytest.warns(ConvergenceWarning, match=r"5 of 5 samples did not converge \(worst relative residual .* after 2 steps\)"):
+    with pytest.warns(
+        ConvergenceWarning,
+        match=r"5 of 5 samples did not converge \(worst relative residual .* after 2 steps\)",
+    ):
         layer(x)
     assert (layer.last.status == Status.MAX_STEPS).all()
 
 
 def test_small_step_does_not_pass_for_a_small_residual() -> None:
     x = torch.ones(1, 2, dtype=torch.float64)
-    layer = Equilibrium(AffineCell(torch.zeros(2, 2, dtype=torch.float64)), solver=FixedPoint(damping=1e-5), max_steps=20)
+    layer = Equilibrium(
+        AffineCell(torch.zeros(2, 2, dtype=torch.float64)),
+        solver=FixedPoint(damping=1e-5),
+        max_steps=20,
+    )
     with pytest.warns(ConvergenceWarning, match="1 of 1 samples did not converge"):
         z = layer(x)
     assert z.abs().max() < 1e-3
@@ -637,7 +738,11 @@ def test_convolution_bound_bounds_the_true_operator() -> None:
     images = torch.eye(3 * 8 * 8, dtype=torch.float64).view(-1, 3, 8, 8)
 
     def norm(weight: Tensor) -> float:
-        return torch.linalg.matrix_norm(torch.nn.functional.conv2d(images, weight, padding=1).flatten(1), 2).item()
+        return torch.linalg.matrix_norm(
+            torch.nn.functional.conv2d(images, weight, padding=1).flatten(1), 2
+        ).item()
 
-    assert norm(kernel / torch.linalg.matrix_norm(kernel.flatten(1), 2)) > 1.6  # what normalising the reshaped kernel leaves
+    assert (
+        norm(kernel / torch.linalg.matrix_norm(kernel.flatten(1), 2)) > 1.6
+    )  # what normalising the reshaped kernel leaves
     assert norm(kernel / equipoise.convolution_bound(kernel)) <= 1

@@ -3,20 +3,30 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, convolution_bound, dense_norm, flush_denormals
-    from equipoise.gradients import GRADIENTS, Implicit, JacobianFree, Phantom, Unrolled, frobenius_penalty, spectral_radius
-    from equipoise.layers import (
-        Cell,
-        ChangeOfVariable,
-        Equilibrium,
+    from equipoise.analysis import certify, spectral_radius
+    from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
+    from equipoise.families.opteq import (
         OptEq,
         OptEqConv2d,
-        Regularized,
-        Skip,
-        project,
-        project_after,
+        objective,
+        project_norms,
+        project_norms_after,
+        to_blocks,
+        to_hidden_units,
+        to_opteq,
+        to_wide,
     )
+    from equipoise.gradients import (
+        GRADIENTS,
+        Implicit,
+        JacobianFree,
+        Phantom,
+        Unrolled,
+        frobenius_penalty,
+    )
+    from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized, Skip
     from equipoise.models import Network, create_model, list_models
+    from equipoise.operators import convolution_bound, dense_norm
     from equipoise.solvers import (
         GMRES,
         SAM,
@@ -36,7 +46,6 @@ if TYPE_CHECKING:
         Trace,
         solve,
     )
-    from equipoise.theory import certify, objective, to_blocks, to_hidden_units, to_opteq, to_wide
 
 __version__ = "0.1.0"
 
@@ -81,8 +90,8 @@ __all__ = [
     "frobenius_penalty",
     "list_models",
     "objective",
-    "project",
-    "project_after",
+    "project_norms",
+    "project_norms_after",
     "solve",
     "spectral_radius",
     "to_blocks",
@@ -91,9 +100,25 @@ __all__ = [
     "to_wide",
 ]
 
-_FOLDERS = ("core", "prox", "solvers", "gradients", "layers", "models", "theory", "data", "engine", "report", "recipes")
+_FOLDERS = (
+    "core",
+    "operators",
+    "prox",
+    "solvers",
+    "gradients",
+    "layers",
+    "analysis",
+    "models",
+    "families",
+    "data",
+    "engine",
+    "plots",
+    "report",
+    "runs",
+)
 
-# Names are imported when they are first used, because torch takes a second, and `equipoise --help` does without it.
+# Names are imported when they are first used, because torch takes a second, and `equipoise --help`
+# does without it.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
@@ -102,7 +127,7 @@ if not TYPE_CHECKING:
         if name in _FOLDERS:
             return import_module(f"{__name__}.{name}")
         if name in __all__:
-            for folder in _FOLDERS:
+            for folder in (*_FOLDERS, "families.opteq"):
                 home = import_module(f"{__name__}.{folder}")
                 if name in home.__all__:
                     return globals().setdefault(name, getattr(home, name))

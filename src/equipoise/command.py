@@ -1,6 +1,7 @@
 """What the commands do."""
 
-# Nothing that imports torch is imported before a command needs it: `equipoise --help` must not take a second.
+# Nothing that imports torch is imported before a command needs it: `equipoise --help` must not take
+# a second.
 from __future__ import annotations
 
 import os
@@ -41,33 +42,43 @@ def run_train(arguments: Namespace) -> int:
     from dataclasses import replace
     from datetime import datetime
 
-    from equipoise.recipes import load_config, train_run
+    from equipoise.runs import load_config, train_run
 
     config = load_config(arguments.source, arguments.settings)
     data = replace(config.data, download=config.data.download or arguments.download)
     if arguments.data_root is not None:
-        data = replace(data, root=os.path.abspath(arguments.data_root))  # the run may be resumed from elsewhere
+        data = replace(
+            data, root=os.path.abspath(arguments.data_root)
+        )  # the run may be resumed from elsewhere
     folder: Path | None = arguments.output
     if folder is None:
         if "RANK" in os.environ:
-            raise ValueError("--output must be given where several processes train together; it is missing.")
+            raise ValueError(
+                "--output must be given where several processes train together; it is missing."
+            )
         folder = Path("runs", f"{Path(arguments.source).stem}-{datetime.now():%Y%m%d-%H%M%S}")
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     resume, quiet = arguments.resume or restarted, arguments.quiet
     config = replace(config, data=data)
-    return _finish(folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet))
+    return _finish(
+        folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet)
+    )
 
 
 def run_resume(arguments: Namespace) -> int:
     """Go on with a run."""
-    from equipoise.recipes import resume_run
+    from equipoise.runs import resume_run
 
-    return _finish(arguments.folder, arguments.folder / "config.toml", lambda: resume_run(arguments.folder, quiet=arguments.quiet))
+    return _finish(
+        arguments.folder,
+        arguments.folder / "config.toml",
+        lambda: resume_run(arguments.folder, quiet=arguments.quiet),
+    )
 
 
 def run_demo(arguments: Namespace) -> int:
     """Train on the bundled digits."""
-    from equipoise.recipes import load_config, train_run
+    from equipoise.runs import load_config, train_run
 
     config = load_config("digits", [f"train.seed={arguments.seed}"])
     folder, count = arguments.output or Path(DEMO), 1
@@ -92,18 +103,32 @@ def _finish(folder: Path, source: str | Path, train: Callable[[], Summary]) -> i
         raise ValueError(f"{source}: {error}") from error
     except KeyboardInterrupt as error:
         kept = any((folder / "checkpoints").glob("*.safetensors"))
-        remedy = f"go on with: equipoise resume {shlex.quote(str(folder))}" if kept else "there is no checkpoint yet"
+        remedy = (
+            f"go on with: equipoise resume {shlex.quote(str(folder))}"
+            if kept
+            else "there is no checkpoint yet"
+        )
         raise KeyboardInterrupt(f"interrupted; {remedy}") from error
     if os.environ.get("RANK", "0") != "0":
         return DONE
-    early = " early, because the held-out score no longer got better," if summary.stopped == "early" else ""
-    print(f"finished{early} after {_count(summary.epochs, 'epoch')}, {_count(summary.steps, 'step')} and {summary.seconds:.1f} s")
+    early = (
+        " early, because the held-out score no longer got better,"
+        if summary.stopped == "early"
+        else ""
+    )
+    print(
+        f"finished{early} after {_count(summary.epochs, 'epoch')}, "
+        f"{_count(summary.steps, 'step')} and {summary.seconds:.1f} s"
+    )
     if summary.skipped:
         print(f"{_count(summary.skipped, 'step')} skipped, because a solve diverged or met NaN")
     for split, scores in (("validation", summary.validation), ("test", summary.test)):
         if scores:
             if scores.get("missed"):
-                print(f"{scores['missed']:,} of {scores['samples']:,} {split} samples did not reach the solver's tolerance")
+                print(
+                    f"{scores['missed']:,} of {scores['samples']:,} {split} samples did not "
+                    "reach the solver's tolerance"
+                )
             print(f"{split} {score_text(summary.metric, scores[summary.metric])}")
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
@@ -113,7 +138,7 @@ def _finish(folder: Path, source: str | Path, train: Callable[[], Summary]) -> i
 def run_evaluate(arguments: Namespace) -> int:
     """Score a run."""
     from equipoise.engine.progress import score_text
-    from equipoise.recipes import evaluate_run
+    from equipoise.runs import evaluate_run
 
     found = evaluate_run(arguments.folder, split=arguments.split, root=arguments.data_root)
     if arguments.json:
@@ -124,14 +149,19 @@ def run_evaluate(arguments: Namespace) -> int:
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")
     broken = found.status.get("NONFINITE", 0)
     if broken:
-        print(f"equipoise: warning: {_count(broken, 'solve')} met NaN or infinity; such samples count as wrong", file=sys.stderr)
+        print(
+            f"equipoise: warning: {_count(broken, 'solve')} met NaN or infinity; such samples "
+            "count as wrong",
+            file=sys.stderr,
+        )
     return DIVERGED if broken and broken == sum(found.status.values()) else DONE
 
 
 def run_predict(arguments: Namespace) -> int:
     """Predict for files."""
-    from equipoise.engine.predict import predict, read_inputs, write_predictions
-    from equipoise.recipes import open_run
+    from equipoise.engine.inputs import read_inputs
+    from equipoise.engine.predict import predict, write_predictions
+    from equipoise.runs import open_run
 
     run = open_run(arguments.folder)
     name, size = run.task.name, run.config.data.size or run.about.shape[1:]
@@ -140,7 +170,9 @@ def run_predict(arguments: Namespace) -> int:
     inputs = read_inputs(
         arguments.files,
         shape=(*run.about.shape[:1], *size),
-        multiple=run.model.multiple if name == "segmentation" else None,  # whole pictures; others at the size of the training
+        multiple=run.model.multiple
+        if name == "segmentation"
+        else None,  # whole pictures; others at the size of the training
         vocabulary=run.classes if name == "language" else None,
     )
     found = predict(run.model, run.task, inputs, classes=run.classes, transform=run.transform)
@@ -148,7 +180,11 @@ def run_predict(arguments: Namespace) -> int:
     if arguments.out is not None:
         print(f"predictions: {arguments.out}", file=sys.stderr)
     if missed:
-        print(f"equipoise: warning: {_count(missed, 'prediction')} did not reach the solver's tolerance", file=sys.stderr)
+        print(
+            f"equipoise: warning: {_count(missed, 'prediction')} did not reach the solver's "
+            "tolerance",
+            file=sys.stderr,
+        )
     return DONE
 
 
@@ -176,21 +212,23 @@ def run_list(arguments: Namespace) -> int:
 
 def _things(kind: str) -> dict[str, str]:
     """What can be chosen by name, each with one line about it."""
-    from equipoise import data, gradients, models, prox, recipes, solvers
+    from equipoise import data, gradients, models, prox, runs, solvers
 
     if kind == "recipes":
-        return recipes.list_presets()
+        return runs.list_presets()
     if kind == "models":
         return {name: models.model_info(name) for name in models.list_models()}
     if kind == "data":
         return data.list_data()
-    registry: Registry[Any] = getattr({"solvers": solvers, "gradients": gradients}.get(kind, prox), kind.upper())
+    registry: Registry[Any] = getattr(
+        {"solvers": solvers, "gradients": gradients}.get(kind, prox), kind.upper()
+    )
     return {name: (registry[name].__doc__ or "").partition("\n")[0] for name in registry}
 
 
 def run_config(arguments: Namespace) -> int:
     """Print a whole config."""
-    from equipoise.recipes import dump_config, load_config
+    from equipoise.runs import dump_config, load_config
 
     print(dump_config(load_config(arguments.source, arguments.settings)), end="")
     return DONE
@@ -198,7 +236,7 @@ def run_config(arguments: Namespace) -> int:
 
 def run_report(arguments: Namespace) -> int:
     """Write the page about a run."""
-    from equipoise.recipes import report_run
+    from equipoise.runs import report_run
 
     path = report_run(arguments.folder)
     print(path)
@@ -211,7 +249,7 @@ def run_report(arguments: Namespace) -> int:
 
 def run_sweep(arguments: Namespace) -> int:
     """Train with all combinations of settings."""
-    from equipoise.recipes.sweep import format_table, split_values, sweep
+    from equipoise.runs.sweep import format_table, split_values, sweep
 
     fixed: list[str] = []
     grid: dict[str, list[str]] = {}
@@ -224,7 +262,9 @@ def run_sweep(arguments: Namespace) -> int:
             fixed.append(setting)
     pool: Literal["local", "ray"] = "ray" if arguments.ray else "local"
     try:
-        rows = sweep(arguments.source, fixed, grid, arguments.output, jobs=arguments.jobs, pool=pool)
+        rows = sweep(
+            arguments.source, fixed, grid, arguments.output, jobs=arguments.jobs, pool=pool
+        )
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt("interrupted; go on with the same command") from error
     print(format_table(rows))

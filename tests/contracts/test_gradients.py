@@ -6,7 +6,17 @@ from problems import CELLS, rows
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
 
-from equipoise import GRADIENTS, SOLVERS, Equilibrium, Implicit, JacobianFree, Phantom, Status, Stop, Unrolled
+from equipoise import (
+    GRADIENTS,
+    SOLVERS,
+    Equilibrium,
+    Implicit,
+    JacobianFree,
+    Phantom,
+    Status,
+    Stop,
+    Unrolled,
+)
 
 FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]
 STOP = Stop(tolerance=1e-13, max_steps=500)
@@ -17,9 +27,20 @@ def fits(name: str, cell: str) -> bool:
     return cell.startswith("symmetric") or not SOLVERS[name].needs_symmetric
 
 
-# Every forward solver with the default adjoint, every solver as the adjoint of one forward solver, every cell with both on auto.
-FORWARD_PAIRS = [(name, "auto", cell) for name in FORWARD for cell in ("smooth", "symmetric_mask") if fits(name, cell)]
-ADJOINT_PAIRS = [("anderson", name, cell) for name in SOLVERS for cell in ("mask", "symmetric") if fits(name, cell)]
+# Every forward solver with the default adjoint, every solver as the adjoint of one forward solver,
+# every cell with both on auto.
+FORWARD_PAIRS = [
+    (name, "auto", cell)
+    for name in FORWARD
+    for cell in ("smooth", "symmetric_mask")
+    if fits(name, cell)
+]
+ADJOINT_PAIRS = [
+    ("anderson", name, cell)
+    for name in SOLVERS
+    for cell in ("mask", "symmetric")
+    if fits(name, cell)
+]
 AUTO_PAIRS = [("auto", "auto", cell) for cell in CELLS]
 COMBINATIONS = FORWARD_PAIRS + ADJOINT_PAIRS + AUTO_PAIRS
 EVERY_PAIR = [(name, adjoint, "symmetric_mask") for name in FORWARD for adjoint in SOLVERS]
@@ -58,7 +79,9 @@ def unroll(layer: Equilibrium, x, steps: int = 1000, damping: float = 1.0):
 
 def close(found, expected, tolerance: float) -> bool:
     return all(
-        torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, float(b.detach().abs().max())))
+        torch.allclose(
+            a, b, rtol=tolerance, atol=tolerance * max(1.0, float(b.detach().abs().max()))
+        )
         for a, b in zip(found, expected, strict=True)
     )
 
@@ -94,7 +117,7 @@ def test_implicit_gradient_equals_autograd_through_a_long_unroll(solver, adjoint
     assert torch.allclose(z, long, atol=1e-11)
     g = torch.randn_like(z)
     assert close(torch.autograd.grad(z, wanted, g), torch.autograd.grad(long, wanted, g), 1e-9)
-    assert layer.adjoint_outcomes.counts[Status.CONVERGED] == 3
+    assert layer.adjoint_policy.counts[Status.CONVERGED] == 3
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -106,7 +129,9 @@ def test_second_derivatives_equal_those_of_a_long_unroll(cell):
 
     def mixed(z):
         (first,) = torch.autograd.grad((z.square() * g).sum(), x, create_graph=True)
-        return torch.autograd.grad(first.square().sum(), [x, *parameters], allow_unused=True, materialize_grads=True)
+        return torch.autograd.grad(
+            first.square().sum(), [x, *parameters], allow_unused=True, materialize_grads=True
+        )
 
     assert close(mixed(layer(x)), mixed(unroll(layer, x, 300)), 1e-8)
 
@@ -137,7 +162,10 @@ def test_functional_transforms_agree_with_a_long_unroll(solver, cell):
 def test_hessian_agrees_with_a_long_unroll(cell):
     layer = make(cell)
     x = torch.randn(1, 2, dtype=torch.float64)
-    fast, slow = (hessian(lambda x, f=f: f(x).square().sum())(x) for f in (layer, partial(unroll, layer, steps=200)))
+    fast, slow = (
+        hessian(lambda x, f=f: f(x).square().sum())(x)
+        for f in (layer, partial(unroll, layer, steps=200))
+    )
     assert torch.allclose(fast, slow, atol=1e-8)
     assert fast.abs().max() > 1e-6
 
@@ -195,7 +223,9 @@ def test_every_pair_gives_the_same_gradient_in_train_and_eval_mode(solver, gradi
     layer = make(cell, solver, Unrolled(steps=400) if gradient == "unrolled" else gradient)
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     wanted = [x, *layer.parameters()]
-    found = [torch.autograd.grad(layer.train(mode)(x).square().sum(), wanted) for mode in (True, False)]
+    found = [
+        torch.autograd.grad(layer.train(mode)(x).square().sum(), wanted) for mode in (True, False)
+    ]
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
     assert all(grad.abs().sum() > 0 for grad in found[0][:2])
 
@@ -271,7 +301,9 @@ def test_jacobian_free_gradient_is_that_of_one_step(solver):
 @pytest.mark.parametrize("damping", [1.0, 0.6])
 @pytest.mark.parametrize("cell", ["smooth", "mask", "symmetric", "tree"])
 def test_unrolled_gradient_is_that_of_its_iterate(cell, damping):
-    layer = Equilibrium(CELLS[cell](), gradient=Unrolled(steps=6, damping=damping), on_failure="ignore", stop=STOP)
+    layer = Equilibrium(
+        CELLS[cell](), gradient=Unrolled(steps=6, damping=damping), on_failure="ignore", stop=STOP
+    )
     function, inputs = explicit(layer)
     assert gradcheck(function, inputs, check_forward_ad=True, **EXACT)
     assert gradgradcheck(function, inputs, **EXACT)
@@ -282,7 +314,9 @@ def test_unrolled_gradient_is_that_of_its_iterate(cell, damping):
     assert close(torch.autograd.grad(z, inputs, g), torch.autograd.grad(witness, inputs, g), 1e-13)
     assert (layer.last.steps == 6).all()
     again = layer.map(x)(layer.last.value)
-    converged = (rows(again) - rows(layer.last.value)).norm(dim=1) <= 1e-14 + 1e-13 * rows(again).norm(dim=1)
+    converged = (rows(again) - rows(layer.last.value)).norm(dim=1) <= 1e-14 + 1e-13 * rows(
+        again
+    ).norm(dim=1)
     assert torch.equal(layer.last.converged, converged)
     assert not converged.all()
 
@@ -294,7 +328,9 @@ def test_unrolled_gradient_tends_to_the_implicit_one(cell):
     (truth,) = torch.autograd.grad(exact(x).sum(), x)
     errors = []
     for steps in (2, 10, 50, 500):
-        layer = Equilibrium(CELLS[cell](), gradient=Unrolled(steps=steps), on_failure="ignore", stop=STOP)
+        layer = Equilibrium(
+            CELLS[cell](), gradient=Unrolled(steps=steps), on_failure="ignore", stop=STOP
+        )
         layer.load_state_dict(exact.state_dict())
         (found,) = torch.autograd.grad(layer(x).sum(), x)
         errors.append(float((found - truth).abs().max()))
@@ -306,24 +342,36 @@ def test_unrolled_gradient_tends_to_the_implicit_one(cell):
 @pytest.mark.parametrize("adjoint", list(SOLVERS))
 def test_adjoint_solve_that_fails_is_reported_and_never_zero(adjoint):
     cell = CELLS["symmetric"](width=8, hidden=12)
-    layer = Equilibrium(cell, "newton", Implicit(solver=adjoint, max_steps=1, tolerance=1e-13), on_failure="ignore", stop=STOP)
+    layer = Equilibrium(
+        cell,
+        "newton",
+        Implicit(solver=adjoint, max_steps=1, tolerance=1e-13),
+        on_failure="ignore",
+        stop=STOP,
+    )
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     (found,) = torch.autograd.grad(layer(x).sum(), x)
     assert not layer.last.adjoint.converged.any()
-    assert layer.adjoint_outcomes.counts[Status.MAX_STEPS] == 3
+    assert layer.adjoint_policy.counts[Status.MAX_STEPS] == 3
     assert (found.abs().sum(dim=1) > 0).all()
 
 
 @pytest.mark.parametrize("adjoint", list(SOLVERS))
 def test_adjoint_solve_meets_nan_and_passes_it_on(adjoint):
-    layer = Equilibrium(CELLS["symmetric"](), "newton", Implicit(solver=adjoint), on_failure="ignore", stop=STOP)
+    layer = Equilibrium(
+        CELLS["symmetric"](), "newton", Implicit(solver=adjoint), on_failure="ignore", stop=STOP
+    )
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     z = layer(x)
     g = torch.ones_like(z)
     g[1] = torch.nan
     (found,) = torch.autograd.grad(z, x, g)
     assert found[1].isnan().any()
-    assert layer.last.adjoint.status.tolist() == [Status.CONVERGED, Status.NONFINITE, Status.CONVERGED]
+    assert layer.last.adjoint.status.tolist() == [
+        Status.CONVERGED,
+        Status.NONFINITE,
+        Status.CONVERGED,
+    ]
     (clean,) = torch.autograd.grad(layer(x), x, torch.ones_like(z))
     assert torch.allclose(found[[0, 2]], clean[[0, 2]], atol=1e-11)
 

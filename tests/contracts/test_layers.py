@@ -6,21 +6,16 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, jacrev
 
 from equipoise import Equilibrium, Implicit, Stop, Unrolled
-from equipoise.layers import (
-    ChangeOfVariable,
-    Composed,
-    OptEq,
-    OptEqCell,
-    OptEqConv2d,
-    Regularized,
-    Skip,
-    separable,
-)
+from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d
+from equipoise.layers import ChangeOfVariable, Regularized, Skip
+from equipoise.operators import Composed, separable
 from equipoise.prox import Incay, MatrixActivation, Tanh
 
 STOP = Stop(tolerance=1e-13, max_steps=1000)
 EXACT = {"eps": 3e-5, "atol": 2e-6, "rtol": 1e-5, "fast_mode": True}
-ROTATION = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))[0]
+ROTATION = torch.linalg.qr(
+    torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+)[0]
 
 
 def dense(hidden, activation="tanh", **options):
@@ -28,7 +23,9 @@ def dense(hidden, activation="tanh", **options):
 
 
 def conv(hidden, *args, **options):
-    return OptEqConv2d(2, 2, hidden, *args, activation="softplus", stop=STOP, on_failure="raise", **options)
+    return OptEqConv2d(
+        2, 2, hidden, *args, activation="softplus", stop=STOP, on_failure="raise", **options
+    )
 
 
 def changed(change):
@@ -52,7 +49,9 @@ LAYERS = {
     "learned_alpha": lambda: dense([4, 2], alpha=[0.5, 0.9], learn_alpha=True),
     "no_control": lambda: dense([4, 2], norm="none"),
     "project": lambda: dense([4, 2], norm="project"),
-    "matrix": lambda: dense(2, MatrixActivation(torch.tensor([[0.5, 0.2], [0.2, 0.7]], dtype=torch.float64))),
+    "matrix": lambda: dense(
+        2, MatrixActivation(torch.tensor([[0.5, 0.2], [0.2, 0.7]], dtype=torch.float64))
+    ),
     "conv": lambda: conv(3),
     "conv_deep": lambda: conv([3, 2]),
     "conv_circular": lambda: conv([3, 2], padding="circular"),
@@ -61,11 +60,19 @@ LAYERS = {
     "conv_separable": lambda: conv([3, 2], separable=True),
     "conv_double_separable": double_separable,
     "skip": lambda: changed(lambda cell: Skip(cell, 0.4)),
-    "rotated": lambda: changed(lambda cell: ChangeOfVariable(cell, matrix=ROTATION, scale=1.5, shift=0.2)),
-    "stretched": lambda: changed(lambda cell: ChangeOfVariable(cell, matrix=torch.diag(torch.tensor([1.0, 2.0, 0.5])).double())),
+    "rotated": lambda: changed(
+        lambda cell: ChangeOfVariable(cell, matrix=ROTATION, scale=1.5, shift=0.2)
+    ),
+    "stretched": lambda: changed(
+        lambda cell: ChangeOfVariable(
+            cell, matrix=torch.diag(torch.tensor([1.0, 2.0, 0.5])).double()
+        )
+    ),
     "regularized_l2": lambda: changed(lambda cell: Regularized(cell, "l2", 0.3)),
     "regularized_incay": lambda: changed(lambda cell: Regularized(cell, Incay(epsilon=2.0), 0.1)),
-    "regularized_function": lambda: changed(lambda cell: Regularized(cell, lambda z: z.pow(4).sum(dim=1) / 4, 0.05)),
+    "regularized_function": lambda: changed(
+        lambda cell: Regularized(cell, lambda z: z.pow(4).sum(dim=1) / 4, 0.05)
+    ),
     "regularized_decorrelation": lambda: dense([4, 2], regularizer="decorrelation", strength=0.02),
     "regularized_conv": lambda: conv(3, regularizer="l2", strength=0.2),
 }
@@ -79,7 +86,11 @@ def make(name):
     layer = LAYERS[name]().double()
     cell = next(part for part in layer.modules() if isinstance(part, OptEqCell))
     for operator in cell.operators:
-        operator.scale_((1.7 if cell.norm == "scale" else 0.95) * cell.limit(0) / operator.bound(operator.weights()))
+        operator.scale_(
+            (1.7 if cell.norm == "scale" else 0.95)
+            * cell.limit(0)
+            / operator.bound(operator.weights())
+        )
     inputs = 2 if name == "wide" else 3
     shape = (2, 2, 3, 4) if "conv" in name else (2, inputs)
     return layer, torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -116,14 +127,18 @@ def test_layer_passes_gradcheck(name):
 def test_layer_passes_forward_mode_gradcheck(name):
     layer, x = make(name)
     inputs = (x, *layer.parameters())
-    assert gradcheck(explicit(layer), inputs, check_forward_ad=True, check_backward_ad=False, **EXACT)
+    assert gradcheck(
+        explicit(layer), inputs, check_forward_ad=True, check_backward_ad=False, **EXACT
+    )
 
 
 @pytest.mark.parametrize("name", CURVED)
 def test_layer_passes_gradgradcheck(name):
     layer, x = make(name)
     x = x[:1].detach().requires_grad_() if "decorrelation" not in name else x
-    assert gradgradcheck(explicit(layer), (x, *layer.parameters()), eps=3e-5, atol=2e-5, rtol=1e-3, fast_mode=True)
+    assert gradgradcheck(
+        explicit(layer), (x, *layer.parameters()), eps=3e-5, atol=2e-5, rtol=1e-3, fast_mode=True
+    )
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -150,7 +165,7 @@ def test_declared_linearisation_is_autograds(name):
     assert torch.allclose(local.value, value)
     assert torch.allclose(local.vjp(v), pull(v)[0])
     assert torch.allclose(local.jvp(v), push)
-    some = local.take(torch.tensor([1]))
+    some = local.select_rows(torch.tensor([1]))
     assert torch.allclose(some.vjp(v[1:]), pull(v)[0][1:])
 
 

@@ -113,10 +113,18 @@ def test_positively_homogeneous_network_scales_with_its_offset(network, solver, 
 
 
 @examples(40)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from(list(SOLVERS)), st.sampled_from(list(SOLVERS)))
+@given(
+    st.integers(0, 2**32 - 1),
+    st.integers(1, 5),
+    st.sampled_from(list(SOLVERS)),
+    st.sampled_from(list(SOLVERS)),
+)
 def test_gradient_does_not_depend_on_the_adjoint_solver(seed, batch, one, other):
     torch.manual_seed(seed)
-    cell, x = SymmetricMaskCell(width=4, hidden=5), torch.randn(batch, 2, dtype=torch.float64, requires_grad=True)
+    cell, x = (
+        SymmetricMaskCell(width=4, hidden=5),
+        torch.randn(batch, 2, dtype=torch.float64, requires_grad=True),
+    )
     g = torch.randn(batch, 4, dtype=torch.float64)
     found = []
     for name in (one, other):

@@ -33,7 +33,9 @@ def test_atomic_write_holds_the_content(tmp_path: Path, content: object) -> None
     path = tmp_path / "a file"
     path.write_bytes(b"something longer that was there before")
     write_atomically(str(path), content)  # type: ignore[arg-type]
-    expected = {bytes: b"\0\xff", str: "text \u00e9".encode(), list: b"ab"}.get(type(content), b"xy")
+    expected = {bytes: b"\0\xff", str: "text \u00e9".encode(), list: b"ab"}.get(
+        type(content), b"xy"
+    )
     assert path.read_bytes() == expected
     assert os.listdir(tmp_path) == ["a file"]
 
@@ -51,7 +53,9 @@ def test_atomic_write_keeps_to_the_umask(tmp_path: Path, mask: int) -> None:
 
 @pytest.mark.parametrize("place", ["fsync", "replace"])
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()], ids=["full", "interrupt"]
+    "error",
+    [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()],
+    ids=["full", "interrupt"],
 )
 def test_atomic_write_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, error: BaseException
@@ -68,7 +72,10 @@ def test_atomic_write_that_fails_leaves_what_was_there(
     assert path.read_bytes() == b"before"
     assert os.listdir(tmp_path) == ["file"]
     if isinstance(error, OSError):
-        assert str(caught.value) == f"{path}: could not be written (No space left on device); what was there before is intact."
+        assert str(caught.value) == (
+            f"{path}: could not be written (No space left on device); what was there "
+            "before is intact."
+        )
         assert isinstance(caught.value, OSError)
         assert caught.value.errno == errno.ENOSPC
 
@@ -79,12 +86,18 @@ def test_atomic_write_removes_its_file_when_the_content_stops(tmp_path: Path) ->
     assert os.listdir(tmp_path) == []
 
 
-def test_atomic_write_brings_content_and_name_to_the_disk_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_atomic_write_brings_content_and_name_to_the_disk_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     fsync, replace = os.fsync, os.replace
 
     def noting_fsync(handle: int) -> None:
-        where = os.readlink(f"/proc/self/fd/{handle}") if os.path.exists("/proc/self/fd") else "?.partial"
+        where = (
+            os.readlink(f"/proc/self/fd/{handle}")
+            if os.path.exists("/proc/self/fd")
+            else "?.partial"
+        )
         calls.append("folder" if where == str(tmp_path) else Path(where).suffix)
         fsync(handle)
 
@@ -108,7 +121,9 @@ def test_atomic_write_to_a_folder_that_is_missing_or_in_the_way_says_so(tmp_path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kills a process at a chosen moment")
-def test_atomic_write_that_is_killed_leaves_only_a_partial_that_can_be_removed(tmp_path: Path) -> None:
+def test_atomic_write_that_is_killed_leaves_only_a_partial_that_can_be_removed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_bytes(b"before")
     ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file")], check=False)
     assert ended.returncode == -9
@@ -119,7 +134,13 @@ def test_atomic_write_that_is_killed_leaves_only_a_partial_that_can_be_removed(t
 
 
 def test_remove_partials_leaves_all_other_files(tmp_path: Path) -> None:
-    others = {"a.partial", ".a.partial", ".a.12345678.partial", ".a.0123456789abcdef.partial.x", "x.a.0123456789abcdef.partial"}
+    others = {
+        "a.partial",
+        ".a.partial",
+        ".a.12345678.partial",
+        ".a.0123456789abcdef.partial.x",
+        "x.a.0123456789abcdef.partial",
+    }
     for name in others:
         (tmp_path / name).touch()
     (tmp_path / ".d.0123456789abcdef.partial").mkdir()

@@ -31,7 +31,10 @@ def test_choose_returns_a_known_name() -> None:
 
 
 def test_choose_lists_the_names_in_order_and_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"^colour must be one of blue, green, red; got 'gren'\. Did you mean 'green'\?$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^colour must be one of blue, green, red; got 'gren'\. Did you mean 'green'\?$",
+    ):
         choose("colour", "gren", ["red", "green", "blue"])
 
 
@@ -57,7 +60,9 @@ def test_registry_finds_a_class_by_name(zoo: Registry[Animal]) -> None:
 
 
 def test_registry_refuses_an_unknown_name_with_a_suggestion(zoo: Registry[Animal]) -> None:
-    with pytest.raises(ValueError, match=r"animal must be one of ant, cat; got 'cats'\. Did you mean 'cat'\?"):
+    with pytest.raises(
+        ValueError, match=r"animal must be one of ant, cat; got 'cats'\. Did you mean 'cat'\?"
+    ):
         zoo["cats"]
 
 
@@ -82,24 +87,35 @@ def test_resolve_passes_an_object_through_and_makes_one_from_a_name(zoo: Registr
 
 
 def test_resolve_refuses_a_class_and_says_how_to_make_an_object(zoo: Registry[Animal]) -> None:
-    with pytest.raises(ValueError, match=r"animal must be a name or an object; got the class Cat\. Write Cat\(\)\."):
+    with pytest.raises(
+        ValueError, match=r"animal must be a name or an object; got the class Cat\. Write Cat\(\)\."
+    ):
         zoo.resolve(Cat)
 
 
 @pytest.mark.parametrize("value", [None, 3, object(), int])
 def test_resolve_refuses_other_things(zoo: Registry[Animal], value: object) -> None:
-    with pytest.raises(ValueError, match=rf"animal must be a name or an Animal; got {type(value).__name__}\."):
+    with pytest.raises(
+        ValueError, match=rf"animal must be a name or an Animal; got {type(value).__name__}\."
+    ):
         zoo.resolve(value)
 
 
 def test_resolve_lists_further_names(zoo: Registry[Animal]) -> None:
-    with pytest.raises(ValueError, match=r"one of ant, auto, cat; got 'aut'\. Did you mean 'auto'\?"):
+    with pytest.raises(
+        ValueError, match=r"one of ant, auto, cat; got 'aut'\. Did you mean 'auto'\?"
+    ):
         zoo.resolve("aut", also=["auto"])
 
 
 def test_solver_and_gradient_registries_suggest_names() -> None:
-    with pytest.raises(ValueError, match=r"solver must be one of .*; got 'andersen'\. Did you mean 'anderson'\?"):
+    with pytest.raises(
+        ValueError, match=r"solver must be one of .*; got 'andersen'\. Did you mean 'anderson'\?"
+    ):
         SOLVERS["andersen"]
-    with pytest.raises(ValueError, match=r"gradient must be one of .*; got 'implicitly'\. Did you mean 'implicit'\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"gradient must be one of .*; got 'implicitly'\. Did you mean 'implicit'\?",
+    ):
         GRADIENTS["implicitly"]
     assert SOLVERS["fixed_point"] is FixedPoint

@@ -31,9 +31,15 @@ TREES = {
 
 def same(left: Any, right: Any) -> bool:
     if isinstance(left, Tensor):
-        return isinstance(right, Tensor) and left.shape == right.shape and bool((left == right).all())
+        return (
+            isinstance(right, Tensor) and left.shape == right.shape and bool((left == right).all())
+        )
     if isinstance(left, dict):
-        return isinstance(right, dict) and list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+        return (
+            isinstance(right, dict)
+            and list(left) == list(right)
+            and all(same(left[key], right[key]) for key in left)
+        )
     if isinstance(left, tuple | list):
         return type(left) is type(right) and len(left) == len(right) and all(map(same, left, right))
     return left is right
@@ -73,7 +79,10 @@ def test_structure_of_nothing_has_no_leaves() -> None:
 @pytest.mark.parametrize("value", [3, "text", 2.5, {1, 2}, object()])
 def test_structure_refuses_what_is_not_a_tree(value: object) -> None:
     kind = type(value).__name__
-    sentence = rf"^Cell.inject must be a tensor or a tuple, list or dict of tensors; got a {kind} inside it\.$"
+    sentence = (
+        rf"^Cell.inject must be a tensor or a tuple, list or dict of tensors; got a "
+        rf"{kind} inside it\.$"
+    )
     with pytest.raises(ValueError, match=sentence):
         Structure((a(2), value), "Cell.inject")
 
@@ -150,24 +159,32 @@ def test_coupled_layout_is_one_row_of_all_samples() -> None:
 
 def test_coupled_layout_refuses_another_batch_size() -> None:
     layout = Layout(a(4, 3), coupled=True)
-    with pytest.raises(ValueError, match=r"^Cell.step must keep the batch size of a coupled state; got 3 for 4\.$"):
+    with pytest.raises(
+        ValueError, match=r"^Cell.step must keep the batch size of a coupled state; got 3 for 4\.$"
+    ):
         layout.pack(a(3, 3))
 
 
 def test_layout_refuses_a_state_without_tensors() -> None:
     for state in ((), None, {"a": None}, [Shared(a(2, 2))]):
-        with pytest.raises(ValueError, match=r"^The state must hold at least one tensor, .* none of them Shared\.$"):
+        with pytest.raises(
+            ValueError, match=r"^The state must hold at least one tensor, .* none of them Shared\.$"
+        ):
             Layout(state)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float16]
+)
 def test_layout_refuses_numbers_that_are_not_real_floats(dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match=rf"^The state must be float32 or float64; got {dtype}\."):
         Layout(torch.zeros(2, 3, dtype=dtype))
 
 
 def test_layout_refuses_two_batch_sizes() -> None:
-    with pytest.raises(ValueError, match=r"one batch size for all of its tensors; got shapes \(4, 3\), \(5, 3\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"one batch size for all of its tensors; got shapes \(4, 3\), \(5, 3\)\.$"
+    ):
         Layout((a(4, 3), a(5, 3)))
 
 
@@ -177,7 +194,10 @@ def test_layout_refuses_a_scalar() -> None:
 
 
 def test_layout_refuses_two_dtypes_and_two_devices() -> None:
-    with pytest.raises(ValueError, match=r"one dtype and one device; got torch.float64 on cpu and torch.float32 on cpu\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"one dtype and one device; got torch.float64 on cpu and torch.float32 on cpu\.$",
+    ):
         Layout((a(4, 3), a(4, 3, dtype=torch.float32)))
     with pytest.raises(ValueError, match=r"got torch.float64 on cpu and torch.float64 on meta\.$"):
         Layout((a(4, 3), torch.zeros(4, 3, dtype=torch.float64, device="meta")))
@@ -198,21 +218,39 @@ def test_layout_refuses_two_dtypes_and_two_devices() -> None:
     ],
 )
 def test_layout_refuses_another_tree(state, bad) -> None:
-    with pytest.raises(ValueError, match=r"^step must return the tree of its state; got another nesting or number of tensors\.$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^step must return the tree of its state; got another nesting or number of "
+            r"tensors\.$"
+        ),
+    ):
         Layout(state()).pack(bad(), "step")
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (4,), (4, 3, 1), ()])
 def test_layout_refuses_another_shape(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"^Cell.step must return the shape of its state; got .* of shape \(batch, 3\)\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^Cell.step must return the shape of its state; got .* of shape \(batch, 3\)\.$",
+    ):
         Layout(a(4, 3)).pack(a(*shape))
 
 
 def test_layout_refuses_another_dtype_and_device() -> None:
     layout = Layout(a(4, 3))
-    with pytest.raises(ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float32 for .* torch.float64\.$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^Cell.step must keep the dtype of its state; got torch.float32 for .* "
+            r"torch.float64\.$"
+        ),
+    ):
         layout.pack(a(4, 3, dtype=torch.float32))
-    with pytest.raises(ValueError, match=r"^Cell.step must stay on the device of its state; got meta for a state on cpu\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^Cell.step must stay on the device of its state; got meta for a state on cpu\.$",
+    ):
         layout.pack(torch.zeros(4, 3, dtype=torch.float64, device="meta"))
 
 

@@ -53,7 +53,9 @@ def server() -> Iterator[str]:
 
 @pytest.mark.parametrize("digest", [SHA, MD5])
 @pytest.mark.parametrize("page", ["good", "undeclared"])
-def test_fetch_brings_the_published_file(server: str, page: str, digest: str, tmp_path: Path) -> None:
+def test_fetch_brings_the_published_file(
+    server: str, page: str, digest: str, tmp_path: Path
+) -> None:
     folder = tmp_path / "new" / "folder"
     path = fetch(Download("a.gz", f"{server}/{page}", digest, len(CONTENT)), folder)
     assert path.read_bytes() == CONTENT
@@ -85,7 +87,9 @@ def test_fetch_leaves_the_folder_as_it_was_when_something_is_wrong(
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/closed", "file:///no/such/file"])
 def test_fetch_says_so_without_a_network(url: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"could not be fetched from .*; put the file there by hand"):
+    with pytest.raises(
+        DataError, match=r"could not be fetched from .*; put the file there by hand"
+    ):
         fetch(Download("a.gz", url, SHA, 100), tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -114,7 +118,9 @@ def publish(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> list
     return asked
 
 
-def test_load_data_fetches_only_on_request_and_only_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_data_fetches_only_on_request_and_only_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "published").mkdir()
     asked = publish(tmp_path / "published", tmp_path / "mine", monkeypatch)
     with pytest.raises(DataError, match=r"--download, download=True"):
@@ -126,12 +132,16 @@ def test_load_data_fetches_only_on_request_and_only_what_is_not_there(tmp_path: 
     assert asked == [f"{name}.gz" for name in IDX["train"]]
 
 
-def test_load_data_never_uses_a_file_with_the_wrong_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_data_never_uses_a_file_with_the_wrong_checksum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "published").mkdir()
     publish(tmp_path / "published", tmp_path / "mine", monkeypatch)
     write_idx(tmp_path / "published", "train", packed=False)
     path = tmp_path / "published" / f"{IDX['train'][0]}.gz"
-    path.write_bytes(gzip.compress((tmp_path / "published" / IDX["train"][0]).read_bytes()[:-1] + b"!"))
+    path.write_bytes(
+        gzip.compress((tmp_path / "published" / IDX["train"][0]).read_bytes()[:-1] + b"!")
+    )
     with pytest.raises(DataError, match="wrong sha256 checksum"):
         load_data("mnist", root=tmp_path / "mine", download=True)
     assert not list((tmp_path / "mine").iterdir())

@@ -23,7 +23,7 @@ from published import (
 )
 
 from equipoise.data import DataError, load_data
-from equipoise.data import picture as picture_module
+from equipoise.data import image as image_module
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
@@ -45,8 +45,13 @@ def test_malformed_file_gives_one_line_that_names_it(name: str, case: str, tmp_p
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-@pytest.mark.parametrize("wrap", [lambda trap: trap, lambda trap: {"data": trap}, lambda trap: {trap: 1}, lambda trap: [[trap]]])
-def test_pickle_with_code_is_refused_and_never_run(protocol: int, wrap: Callable[[Trap], object], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda trap: trap, lambda trap: {"data": trap}, lambda trap: {trap: 1}, lambda trap: [[trap]]],
+)
+def test_pickle_with_code_is_refused_and_never_run(
+    protocol: int, wrap: Callable[[Trap], object], tmp_path: Path
+) -> None:
     mark = tmp_path / "ran"
     data = pickle.dumps(wrap(Trap(mark)), protocol=protocol)
     (tmp_path / "test_batch").write_bytes(data)
@@ -69,13 +74,15 @@ def test_npz_with_pickled_objects_is_refused_and_never_run(tmp_path: Path) -> No
 
 def test_unpacked_size_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path, "train")
-    monkeypatch.setattr("equipoise.data.source.LIMIT", 100)
+    monkeypatch.setattr("equipoise.data.bounded_io.LIMIT", 100)
     with pytest.raises(DataError, match="declares 210 bytes; the limit is 100"):
         load_data("mnist", root=tmp_path)
 
 
 def test_members_of_archives_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(tar_bytes({"a/test_batch.bin": cifar_binary(X, Y)}))
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(
+        tar_bytes({"a/test_batch.bin": cifar_binary(X, Y)})
+    )
     assert len(load_data("cifar10", "test", root=tmp_path)) == 2
     monkeypatch.setattr("equipoise.data.cifar._LARGEST", 6000)
     with pytest.raises(DataError, match="of 6146 bytes; the limit is 6000"):
@@ -84,7 +91,7 @@ def test_members_of_archives_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_pictures_have_a_limit_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, "train")
-    monkeypatch.setattr(picture_module, "PIXELS", 29)
+    monkeypatch.setattr(image_module, "MAX_PIXELS", 29)
     with pytest.raises(DataError, match="a picture of 6 x 5; the limit is 29 pixels"):
         load_data("image-folder", root=tmp_path)
 
@@ -97,7 +104,9 @@ def test_image_folder_refuses_classes_that_training_does_not_have(tmp_path: Path
 
 
 @pytest.mark.parametrize("write", [write_camvid, write_cityscapes, write_svhn, write_folder])
-def test_empty_folder_is_not_a_data_set(write: Callable[[Path, str], object], tmp_path: Path) -> None:
+def test_empty_folder_is_not_a_data_set(
+    write: Callable[[Path, str], object], tmp_path: Path
+) -> None:
     name = next(key for key, value in WRITERS.items() if value is write)
     for folder in ("train", "trainannot", "leftImg8bit/train", "gtFine/train"):
         (tmp_path / folder).mkdir(parents=True)
@@ -116,7 +125,9 @@ def only(reason: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", ["mnist", "svhn", "cifar10", "npz", "npy", "csv", "image-folder", "camvid", "text"])
+@pytest.mark.parametrize(
+    "name", ["mnist", "svhn", "cifar10", "npz", "npy", "csv", "image-folder", "camvid", "text"]
+)
 def test_random_damage_gives_data_errors_or_data(name: str, seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)
     split = "test" if name == "cifar10" else "train"
@@ -130,7 +141,9 @@ def test_random_damage_gives_data_errors_or_data(name: str, seed: int, tmp_path:
         data = bytearray(originals[path])
         for place in random.integers(0, len(data), random.integers(1, 4)):
             data[place] = random.integers(256)
-        path.write_bytes(data[: random.integers(1, len(data) + 1)] if random.random() < 0.2 else data)
+        path.write_bytes(
+            data[: random.integers(1, len(data) + 1)] if random.random() < 0.2 else data
+        )
         # Damage may leave sound data, or a sound picture of another size.
         with suppress(DataError), only("samples of one shape"):
             load_data(name, split, root=tmp_path).in_memory()

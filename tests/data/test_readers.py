@@ -28,7 +28,7 @@ from published import (
 from torch.utils.data import DataLoader
 
 from equipoise.data import DATASETS, DataError, list_data, load_data
-from equipoise.data.mat import read_mat
+from equipoise.data.svhn import read_mat
 from equipoise.data.table import read_csv
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
@@ -36,7 +36,9 @@ CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
 
 def test_registry_every_reader_has_a_writer_of_test_files() -> None:
     assert sorted(WRITERS) == sorted(DATASETS) == sorted(list_data())
-    assert all(DATASETS[name].name == name and text.endswith(".") for name, text in list_data().items())
+    assert all(
+        DATASETS[name].name == name and text.endswith(".") for name, text in list_data().items()
+    )
 
 
 @pytest.mark.parametrize(("name", "split"), CASES)
@@ -74,7 +76,9 @@ def test_reader_feeds_a_data_loader_and_survives_pickling(name: str, tmp_path: P
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"digits"}))
 def test_reader_says_which_files_to_put_where(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=rf"{tmp_path}.*: {name} needs .* in this folder.*; put it there") as caught:
+    with pytest.raises(
+        DataError, match=rf"{tmp_path}.*: {name} needs .* in this folder.*; put it there"
+    ) as caught:
         load_data(name, root=tmp_path / "absent")
     assert "\n" not in str(caught.value)
     assert ("download=True" in str(caught.value)) == bool(DATASETS[name].downloads)
@@ -82,18 +86,25 @@ def test_reader_says_which_files_to_put_where(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", sorted(DATASETS))
 def test_reader_refuses_unknown_splits_and_options(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"load_data.split of .* must be one of .*; got 'tset'. Did you mean 'test'\?"):
+    with pytest.raises(
+        ValueError,
+        match=r"load_data.split of .* must be one of .*; got 'tset'. Did you mean 'test'\?",
+    ):
         load_data(name, "tset", root=tmp_path)
     with pytest.raises(ValueError, match="option"):
         load_data(name, root=tmp_path, colour="red")
 
 
 def test_load_data_suggests_the_nearest_name() -> None:
-    with pytest.raises(ValueError, match=r"dataset must be one of .*; got 'minst'. Did you mean 'mnist'\?"):
+    with pytest.raises(
+        ValueError, match=r"dataset must be one of .*; got 'minst'. Did you mean 'mnist'\?"
+    ):
         load_data("minst")
 
 
-def test_load_data_uses_the_environment_for_its_default_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_data_uses_the_environment_for_its_default_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("EQUIPOISE_DATA", str(tmp_path))
     (tmp_path / "mnist").mkdir()
     write_idx(tmp_path / "mnist", "train")
@@ -103,8 +114,15 @@ def test_load_data_uses_the_environment_for_its_default_root(tmp_path: Path, mon
 
 
 def test_data_package_imports_nothing_optional() -> None:
-    code = "import sys, equipoise.data; print(sorted({'PIL', 'sklearn', 'scipy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    code = (
+        "import sys, equipoise.data; print(sorted({'PIL', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_idx_reader_reads_plain_files(tmp_path: Path) -> None:
@@ -114,11 +132,15 @@ def test_idx_reader_reads_plain_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_cifar_reader_reads_pickles_of_every_protocol(protocol: int, split: str, tmp_path: Path) -> None:
+def test_cifar_reader_reads_pickles_of_every_protocol(
+    protocol: int, split: str, tmp_path: Path
+) -> None:
     content = cifar_content(split)
     (tmp_path / "cifar-10-batches-py").mkdir()
     for name, pair in content.items():
-        (tmp_path / "cifar-10-batches-py" / name).write_bytes(cifar_pickle(*pair, protocol=protocol))
+        (tmp_path / "cifar-10-batches-py" / name).write_bytes(
+            cifar_pickle(*pair, protocol=protocol)
+        )
     dataset = load_data("cifar10", split, root=tmp_path)
     for found, expected in zip((dataset.x, dataset.y), joined(content), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -141,9 +163,12 @@ def test_cifar_reader_reads_a_pickle_of_python_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "suffix", "archive"), [("cifar-10-batches-bin", ".bin", "binary"), ("cifar-10-batches-py", "", "python")]
+    ("folder", "suffix", "archive"),
+    [("cifar-10-batches-bin", ".bin", "binary"), ("cifar-10-batches-py", "", "python")],
 )
-def test_cifar_reader_reads_archives_without_unpacking_them(folder: str, suffix: str, archive: str, tmp_path: Path) -> None:
+def test_cifar_reader_reads_archives_without_unpacking_them(
+    folder: str, suffix: str, archive: str, tmp_path: Path
+) -> None:
     content = cifar_content("train")
     write = cifar_binary if suffix else cifar_pickle
     members = {f"{folder}/{name}{suffix}": write(*content[name]) for name in reversed(content)}
@@ -161,8 +186,15 @@ def test_read_mat_agrees_with_scipy(packed: bool, dtype: str, tmp_path: Path) ->
     from scipy.io import loadmat, savemat
 
     values = np.random.default_rng(0).integers(0, 100, (2, 3, 4)).astype(dtype)
-    savemat(tmp_path / "a.mat", {"first": "text", "a": values, "long_name_of_one": np.float64(3)}, do_compression=packed)
-    found, expected = read_mat(tmp_path / "a.mat", "a", "long_name_of_one"), loadmat(tmp_path / "a.mat")
+    savemat(
+        tmp_path / "a.mat",
+        {"first": "text", "a": values, "long_name_of_one": np.float64(3)},
+        do_compression=packed,
+    )
+    found, expected = (
+        read_mat(tmp_path / "a.mat", "a", "long_name_of_one"),
+        loadmat(tmp_path / "a.mat"),
+    )
     np.testing.assert_array_equal(found["a"], expected["a"])
     np.testing.assert_array_equal(found["long_name_of_one"], expected["long_name_of_one"])
 
@@ -186,7 +218,9 @@ def test_image_folder_numbers_classes_as_in_training(tmp_path: Path) -> None:
 def test_image_folder_makes_three_channels_of_every_mode(mode: str, tmp_path: Path) -> None:
     (tmp_path / "train" / "a").mkdir(parents=True)
     suffix = "jpg" if mode == "CMYK" else "png"
-    Image.new("RGB", (4, 3), (255, 255, 255)).convert(mode).save(tmp_path / "train" / "a" / f"0.{suffix}")
+    Image.new("RGB", (4, 3), (255, 255, 255)).convert(mode).save(
+        tmp_path / "train" / "a" / f"0.{suffix}"
+    )
     x, _ = load_data("image-folder", root=tmp_path)[0]
     assert x.shape == (3, 3, 4)
     assert x.min() >= 254
@@ -223,7 +257,9 @@ def test_text_reader_cuts_rows(tmp_path: Path) -> None:
 
 
 def test_csv_reader_finds_the_label_by_name_and_takes_files_without_titles(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8")
+    (tmp_path / "a.csv").write_text(
+        "\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8"
+    )
     x, y = read_csv(tmp_path / "a.csv", "kind")
     assert (x.tolist(), y.tolist()) == ([[2.5, -300], [4, 5]], [1, 0])
     (tmp_path / "b.csv").write_text("1,2,3\n4,5,6\n")
@@ -250,17 +286,21 @@ def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
     x, _ = write_idx(tmp_path, "train", packed=False)
     for path in list(tmp_path.iterdir()):
         data = path.read_bytes()
-        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(data[:9]) + gzip.compress(data[9:]))
+        path.with_name(f"{path.name}.gz").write_bytes(
+            gzip.compress(data[:9]) + gzip.compress(data[9:])
+        )
         path.unlink()
     np.testing.assert_array_equal(load_data("mnist", root=tmp_path).x, x)
 
 
 def test_data_set_gives_some_of_its_samples_and_classes():
     data = load_data("digits", "test")
-    part = data.take([5, 2])
+    part = data.select_rows([5, 2])
     assert torch.equal(part.x, data.x[[5, 2]])
     assert part.y.tolist() == [int(data.y[5]), int(data.y[2])]
-    single = replace(data, x=None, y=None, sample=lambda i: (data.x[i], data.y[i]), count=len(data)).take([7])
+    single = replace(
+        data, x=None, y=None, sample=lambda i: (data.x[i], data.y[i]), count=len(data)
+    ).select_rows([7])
     assert len(single) == 1
     assert torch.equal(single[0][0], data.x[7])
     two = data.select([8, 3])

@@ -8,7 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equipoise.data import AddNoise, Compose, Greyscale, Normalize, PadCropFlip, RandomResizedCrop, Resize, ToFloat, Transform
+from equipoise.data import (
+    AddNoise,
+    Compose,
+    Greyscale,
+    Normalize,
+    PadCropFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+    Transform,
+)
 
 ALL = [
     ToFloat(),
@@ -64,9 +74,16 @@ def test_transform_takes_floats_as_it_takes_bytes(transform: Transform) -> None:
     assert torch.allclose(first.float(), second, atol=0.6 / 255 / 0.2)
 
 
-@pytest.mark.parametrize("transform", [PadCropFlip(), RandomResizedCrop((4, 4)), Compose(ToFloat(), PadCropFlip())], ids=repr)
+@pytest.mark.parametrize(
+    "transform",
+    [PadCropFlip(), RandomResizedCrop((4, 4)), Compose(ToFloat(), PadCropFlip())],
+    ids=repr,
+)
 def test_random_transform_needs_a_generator(transform: Transform) -> None:
-    with pytest.raises(ValueError, match=r"generator must be a torch.Generator, so that the run can be repeated; got None"):
+    with pytest.raises(
+        ValueError,
+        match=r"generator must be a torch.Generator, so that the run can be repeated; got None",
+    ):
         transform(*pictures())
 
 
@@ -90,7 +107,10 @@ def test_transform_refuses_wrong_shapes(transform: Transform) -> None:
         (lambda: PadCropFlip(flip=2), "PadCropFlip.flip must be in"),
         (lambda: RandomResizedCrop((4, 4), scale=(0.5, 0.1)), "RandomResizedCrop.scale must rise"),
         (lambda: RandomResizedCrop((4, 4), scale=(0.5, 1.5)), "RandomResizedCrop.scale must be in"),
-        (lambda: RandomResizedCrop((4, 4), ratio=(0, 1)), "RandomResizedCrop.ratio must be a positive"),
+        (
+            lambda: RandomResizedCrop((4, 4), ratio=(0, 1)),
+            "RandomResizedCrop.ratio must be a positive",
+        ),
         (lambda: Greyscale(0), "Greyscale.channels must be"),
         (lambda: AddNoise(-1), "AddNoise.sigma must be zero or a positive number"),
         (lambda: AddNoise(math.inf), "AddNoise.sigma must be zero or a positive number"),
@@ -108,7 +128,9 @@ def test_normalize_makes_mean_zero_and_deviation_one() -> None:
     out, _ = Normalize(tuple(mean.tolist()), tuple(std.tolist()))(x, torch.zeros(50))
     assert torch.allclose(out.mean((0, 2, 3)), torch.zeros(3), atol=1e-6)
     assert torch.allclose(out.std((0, 2, 3)), torch.ones(3), atol=1e-6)
-    with pytest.raises(ValueError, match=r"must hold floats; got torch.uint8. Apply ToFloat\(\) first"):
+    with pytest.raises(
+        ValueError, match=r"must hold floats; got torch.uint8. Apply ToFloat\(\) first"
+    ):
         Normalize(0.5, 1)(*pictures())
     with pytest.raises(ValueError, match="one number for each of 3 channels; got 2"):
         Normalize((0.5, 0.4), 1)(x, torch.zeros(50))
@@ -137,9 +159,18 @@ def test_resize_agrees_with_pillow(size: tuple[int, int]) -> None:
 
     x, mask = pictures(1)
     found, masks = Resize(size)(x, mask)
-    picture = Image.fromarray(x[0].permute(1, 2, 0).numpy()).resize(size[::-1], Image.Resampling.BILINEAR)
-    assert np.abs(found[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(picture).astype(int)).max() <= 1
-    nearest = Image.fromarray(mask[0].numpy().astype(np.uint8)).resize(size[::-1], Image.Resampling.NEAREST)
+    picture = Image.fromarray(x[0].permute(1, 2, 0).numpy()).resize(
+        size[::-1], Image.Resampling.BILINEAR
+    )
+    assert (
+        np.abs(
+            found[0].permute(1, 2, 0).numpy().astype(int) - np.asarray(picture).astype(int)
+        ).max()
+        <= 1
+    )
+    nearest = Image.fromarray(mask[0].numpy().astype(np.uint8)).resize(
+        size[::-1], Image.Resampling.NEAREST
+    )
     np.testing.assert_array_equal(masks[0].numpy(), np.asarray(nearest))
 
 
@@ -156,7 +187,9 @@ def test_pad_crop_flip_gives_one_of_the_crops_that_slicing_gives_each_as_often()
     hits = (out[:, :1] == options).flatten(2).all(2)
     assert (hits.sum(1) == 1).all()
     expected = count / len(options)
-    assert float(((hits.sum(0) - expected) ** 2 / expected).sum()) < 40.8  # chi-square with 17 degrees, one in a thousand
+    assert (
+        float(((hits.sum(0) - expected) ** 2 / expected).sum()) < 40.8
+    )  # chi-square with 17 degrees, one in a thousand
 
 
 @pytest.mark.parametrize("flip", [0.0, 0.3, 1.0])
@@ -169,7 +202,9 @@ def test_pad_crop_flip_mirrors_as_often_as_asked(flip: float) -> None:
 
 @pytest.mark.parametrize("size", [(5, 6), (20, 24), (3, 30)])
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_random_resized_crop_agrees_with_interpolation_of_each_crop(size: tuple[int, int], flip: float) -> None:
+def test_random_resized_crop_agrees_with_interpolation_of_each_crop(
+    size: tuple[int, int], flip: float
+) -> None:
     x, mask = pictures(20, 16, 18)
     values = x.double()
     transform = RandomResizedCrop(size, flip=flip)
@@ -187,7 +222,11 @@ def test_random_resized_crop_agrees_with_interpolation_of_each_crop(size: tuple[
 
 
 def box_one_by_one(
-    random: np.random.Generator, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+    random: np.random.Generator,
+    height: int,
+    width: int,
+    scale: tuple[float, float],
+    ratio: tuple[float, float],
 ) -> list[int]:
     """Draw a box as the papers' code does, for one picture."""
     for _ in range(10):
@@ -195,7 +234,12 @@ def box_one_by_one(
         shape = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
         if 0 < w <= width and 0 < h <= height:
-            return [int(random.integers(0, height - h + 1)), int(random.integers(0, width - w + 1)), h, w]
+            return [
+                int(random.integers(0, height - h + 1)),
+                int(random.integers(0, width - w + 1)),
+                h,
+                w,
+            ]
     if width / height < ratio[0]:
         w, h = width, round(width / ratio[0])
     elif width / height > ratio[1]:
@@ -206,14 +250,21 @@ def box_one_by_one(
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "scale"), [(32, 32, (0.08, 1.0)), (20, 48, (0.3, 1.0)), (40, 10, (0.9, 1.0)), (8, 90, (0.9, 1.0))]
+    ("height", "width", "scale"),
+    [(32, 32, (0.08, 1.0)), (20, 48, (0.3, 1.0)), (40, 10, (0.9, 1.0)), (8, 90, (0.9, 1.0))],
 )
-def test_random_resized_crop_draws_boxes_as_one_by_one(height: int, width: int, scale: tuple[float, float]) -> None:
+def test_random_resized_crop_draws_boxes_as_one_by_one(
+    height: int, width: int, scale: tuple[float, float]
+) -> None:
     from scipy.stats import ks_2samp
 
     random, ratio, count = np.random.default_rng(0), (3 / 4, 4 / 3), 4000
     expected = np.array([box_one_by_one(random, height, width, scale, ratio) for _ in range(count)])
-    found = RandomResizedCrop((4, 4), scale=scale, ratio=ratio).boxes(count, height, width, seeded()).numpy()
+    found = (
+        RandomResizedCrop((4, 4), scale=scale, ratio=ratio)
+        .boxes(count, height, width, seeded())
+        .numpy()
+    )
     assert (found >= [0, 0, 1, 1]).all()
     assert (found[:, :2] + found[:, 2:] <= [height, width]).all()
     for i in range(4):
@@ -242,14 +293,21 @@ def test_add_noise_refuses_bytes_no_generator_and_to_come_before_what_moves_pixe
         AddNoise(0.1)(x, mask, generator=seeded())
     with pytest.raises(ValueError, match=r"AddNoise.generator must be a torch.Generator"):
         AddNoise(0.1)(x / 255, mask)
-    noisy, clean = Compose(PadCropFlip(), ToFloat(), AddNoise(0.0), Normalize(0.5, 2.0))(x, mask, generator=seeded())
+    noisy, clean = Compose(PadCropFlip(), ToFloat(), AddNoise(0.0), Normalize(0.5, 2.0))(
+        x, mask, generator=seeded()
+    )
     assert torch.allclose(2 * noisy + 0.5, clean)
     for moving in (PadCropFlip(), Resize((4, 4)), RandomResizedCrop((4, 4))):
-        with pytest.raises(ValueError, match=f"{type(moving).__name__}.y must not be pictures.*AddNoise after it"):
+        with pytest.raises(
+            ValueError, match=f"{type(moving).__name__}.y must not be pictures.*AddNoise after it"
+        ):
             Compose(ToFloat(), AddNoise(0.1), moving)(x, mask, generator=seeded())
 
 
 def test_compose_has_a_readable_name() -> None:
-    assert repr(Compose(ToFloat(), Normalize(0.5, 0.25))) == "Compose(ToFloat(), Normalize(mean=0.5, std=0.25))"
+    assert (
+        repr(Compose(ToFloat(), Normalize(0.5, 0.25)))
+        == "Compose(ToFloat(), Normalize(mean=0.5, std=0.25))"
+    )
     assert Compose(ToFloat()) == Compose(ToFloat())
     assert hash(Compose(ToFloat())) == hash(Compose(ToFloat()))

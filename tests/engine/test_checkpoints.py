@@ -22,7 +22,13 @@ from published import Trap
 from torch import Tensor
 
 from equipoise.engine import checkpoint as module
-from equipoise.engine.checkpoint import CheckpointError, Checkpoints, CheckpointWarning, read_checkpoint, write_checkpoint
+from equipoise.engine.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    read_checkpoint,
+    write_checkpoint,
+)
 
 STATE: dict[str, Any] = {"step": 3, "loss": 0.1, "names": ["a", None, True]}
 
@@ -43,21 +49,30 @@ def good(tmp_path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_checkpoint_is_refused_in_one_line(tmp_path: Path, good: bytes, kind: str) -> None:
+def test_malformed_checkpoint_is_refused_in_one_line(
+    tmp_path: Path, good: bytes, kind: str
+) -> None:
     make, reason = MALFORMED[kind]
     path, marker = tmp_path / "bad.safetensors", tmp_path / "marker"
     path.write_bytes(make(good, marker))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=reason) as caught:
         read_checkpoint(path)
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 20 * path.stat().st_size + 2**26
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    ) * 1024 < 20 * path.stat().st_size + 2**26
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
     assert len(message.splitlines()) == 1
     assert len(message) < 600
     assert not marker.exists()
     again = pickle.loads(pickle.dumps(caught.value))
-    assert (type(again), str(again), again.path, again.reason) == (CheckpointError, message, path, caught.value.reason)
+    assert (type(again), str(again), again.path, again.reason) == (
+        CheckpointError,
+        message,
+        path,
+        caught.value.reason,
+    )
 
 
 def test_trap_would_spring_if_it_were_unpickled(tmp_path: Path) -> None:
@@ -65,8 +80,12 @@ def test_trap_would_spring_if_it_were_unpickled(tmp_path: Path) -> None:
     assert (tmp_path / "marker").exists()
 
 
-def test_checkpoint_that_is_no_readable_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CheckpointError, match=r"^\S+missing: cannot be read \(No such file or directory\)\.$"):
+def test_checkpoint_that_is_no_readable_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"^\S+missing: cannot be read \(No such file or directory\)\.$"
+    ):
         read_checkpoint(tmp_path / "missing")
     with pytest.raises(CheckpointError, match="is a folder"):
         read_checkpoint(tmp_path)
@@ -109,7 +128,9 @@ def test_every_truncation_is_detected(tmp_path: Path, good: bytes) -> None:
 def test_swapped_tensors_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_checkpoint(path, {"aaa": torch.ones(2), "bbb": torch.zeros(2)}, {})
-    path.write_bytes(path.read_bytes().replace(b"aaa", b"ccc").replace(b"bbb", b"aaa").replace(b"ccc", b"bbb"))
+    path.write_bytes(
+        path.read_bytes().replace(b"aaa", b"ccc").replace(b"bbb", b"aaa").replace(b"ccc", b"bbb")
+    )
     with pytest.raises(CheckpointError, match="checksum is wrong"):
         read_checkpoint(path)
 
@@ -123,22 +144,32 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     data=st.data(),
-    names=st.lists(st.text(min_size=1).filter(lambda name: name != "__metadata__"), unique=True, max_size=4),
+    names=st.lists(
+        st.text(min_size=1).filter(lambda name: name != "__metadata__"), unique=True, max_size=4
+    ),
     state=st.dictionaries(st.text(), JSON, max_size=4),
 )
-def test_checkpoint_comes_back_bit_for_bit(tmp_path: Path, data: st.DataObject, names: list[str], state: dict[str, Any]) -> None:
+def test_checkpoint_comes_back_bit_for_bit(
+    tmp_path: Path, data: st.DataObject, names: list[str], state: dict[str, Any]
+) -> None:
     tensors = {}
     for name in names:
         dtype, shape = data.draw(DTYPES), data.draw(SHAPES)
         size = math.prod(shape) * dtype.itemsize
-        content = data.draw(st.binary(min_size=size, max_size=size))  # every pattern of bits, NaN with payloads among them
+        content = data.draw(
+            st.binary(min_size=size, max_size=size)
+        )  # every pattern of bits, NaN with payloads among them
         if dtype is torch.bool:
             content = bytes(byte & 1 for byte in content)
         tensors[name] = (
-            torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+            torch.frombuffer(bytearray(content), dtype=dtype).reshape(shape)
+            if size
+            else torch.empty(shape, dtype=dtype)
         )
     path = tmp_path / "file"
     write_checkpoint(path, tensors, state)
@@ -146,13 +177,17 @@ def test_checkpoint_comes_back_bit_for_bit(tmp_path: Path, data: st.DataObject, 
     assert found.keys() == tensors.keys()
     assert all(same(found[name], tensors[name]) for name in tensors)
     assert found_state == state
-    assert repr(found_state) == repr(json.loads(json.dumps(state)))  # -0.0 and 0.0, 1 and True and 1.0 are equal but not the same
+    assert repr(found_state) == repr(
+        json.loads(json.dumps(state))
+    )  # -0.0 and 0.0, 1 and True and 1.0 are equal but not the same
     witness = safetensors.torch.load_file(path)
     assert all(same(witness[name], tensors[name]) for name in tensors)
 
 
 def test_checkpoint_keeps_numbers_that_are_not_finite(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "file", {}, {"best": -math.inf, "loss": [math.nan, math.inf], "tiny": 5e-324})
+    write_checkpoint(
+        tmp_path / "file", {}, {"best": -math.inf, "loss": [math.nan, math.inf], "tiny": 5e-324}
+    )
     _, state = read_checkpoint(tmp_path / "file")
     assert state["best"] == -math.inf
     assert math.isnan(state["loss"][0])
@@ -181,7 +216,9 @@ def test_checkpoint_takes_tensors_however_they_lie_in_memory(tmp_path: Path) -> 
         assert torch.equal(found[name], tensor.detach()), name
         assert not found[name].requires_grad
         assert found[name].is_contiguous()
-    found["same"].zero_()  # what comes back shares memory neither with one another nor with the file
+    found[
+        "same"
+    ].zero_()  # what comes back shares memory neither with one another nor with the file
     assert torch.equal(found["again"], base)
     assert torch.equal(read_checkpoint(tmp_path / "file")[0]["same"], base)
 
@@ -213,7 +250,10 @@ def test_numbers_lie_at_multiples_of_their_size(tmp_path: Path) -> None:
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert length % 8 == 0
-    assert all(header[name]["data_offsets"][0] % tensor.element_size() == 0 for name, tensor in tensors.items())
+    assert all(
+        header[name]["data_offsets"][0] % tensor.element_size() == 0
+        for name, tensor in tensors.items()
+    )
 
 
 @pytest.mark.parametrize(
@@ -225,9 +265,17 @@ def test_numbers_lie_at_multiples_of_their_size(tmp_path: Path) -> None:
         ({"\ud800": torch.zeros(2)}, {}, "surrogates"),
         ({}, {"a": {0: 1}}, "text for keys; got 0"),
         ({}, {"a": [{None: 1}]}, "text for keys; got None"),
-        ({}, {"a": "x" * module.HEADER}, "at most"),
+        ({}, {"a": "x" * module.MAX_HEADER_BYTES}, "at most"),
     ],
-    ids=["sparse", "complex128", "reserved name", "surrogate", "number for a key", "None for a key", "too long"],
+    ids=[
+        "sparse",
+        "complex128",
+        "reserved name",
+        "surrogate",
+        "number for a key",
+        "None for a key",
+        "too long",
+    ],
 )
 def test_checkpoint_that_would_not_come_back_is_not_written(
     tmp_path: Path, tensors: dict[str, Tensor], state: dict[str, Any], reason: str
@@ -245,8 +293,16 @@ def test_checkpoints_keep_the_newest(tmp_path: Path) -> None:
         assert path.name == f"step-{step:09d}.safetensors"
         found = store.latest()
         assert found is not None
-        assert (found.step, found.path, found.state, found.tensors["a"].item()) == (step, path, {"step": step}, step)
-    assert sorted(os.listdir(store.folder)) == ["step-000000010.safetensors", "step-1234567890.safetensors"]
+        assert (found.step, found.path, found.state, found.tensors["a"].item()) == (
+            step,
+            path,
+            {"step": step},
+            step,
+        )
+    assert sorted(os.listdir(store.folder)) == [
+        "step-000000010.safetensors",
+        "step-1234567890.safetensors",
+    ]
 
 
 def test_checkpoints_leave_other_files_alone(tmp_path: Path) -> None:
@@ -284,7 +340,10 @@ def test_damaged_checkpoint_falls_back_with_a_warning(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path, keep=3)
     for step in (360, 380, 400):
         store.save(step, {"a": torch.ones(2)}, {"step": step})
-    newest, middle = tmp_path / "step-000000400.safetensors", tmp_path / "step-000000380.safetensors"
+    newest, middle = (
+        tmp_path / "step-000000400.safetensors",
+        tmp_path / "step-000000380.safetensors",
+    )
     damage(newest)
     with pytest.warns(CheckpointWarning) as caught:
         found = store.latest()
@@ -308,7 +367,9 @@ def test_checkpoints_that_are_all_damaged_are_an_error(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path)
     for step in (1, 2):
         damage(store.save(step, {"a": torch.ones(2)}, {}))
-    with pytest.raises(CheckpointError, match=r"step-000000002\.safetensors: checksum is wrong\.$") as caught:
+    with pytest.raises(
+        CheckpointError, match=r"step-000000002\.safetensors: checksum is wrong\.$"
+    ) as caught:
         store.latest()
     assert str(caught.value).startswith(f"{tmp_path}: no checkpoint here can be used")
 
@@ -319,10 +380,14 @@ def test_run_that_came_back_drops_the_later_checkpoints(tmp_path: Path, keep: in
     for step in (360, 380, 400):
         store.save(step, {}, {})
     Checkpoints(tmp_path, keep).save(390, {}, {})
-    assert sorted(os.listdir(tmp_path)) == [f"step-{step:09d}.safetensors" for step in (380, 390)[-keep:]]
+    assert sorted(os.listdir(tmp_path)) == [
+        f"step-{step:09d}.safetensors" for step in (380, 390)[-keep:]
+    ]
 
 
-def test_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Checkpoints(tmp_path, keep=1)
     first = store.save(1, {}, {})
     unlink = Path.unlink
@@ -333,7 +398,10 @@ def test_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(tmp_path: P
         unlink(path, missing_ok)
 
     monkeypatch.setattr(Path, "unlink", stubborn)
-    with pytest.warns(CheckpointWarning, match=r"000001\.safetensors: could not be removed \(Operation not permitted\)"):
+    with pytest.warns(
+        CheckpointWarning,
+        match=r"000001\.safetensors: could not be removed \(Operation not permitted\)",
+    ):
         store.save(2, {}, {})
     found = store.latest()
     assert found is not None
@@ -341,7 +409,9 @@ def test_old_checkpoint_that_cannot_be_removed_does_not_stop_the_run(tmp_path: P
 
 
 @pytest.mark.parametrize("place", ["replace", "fsync"])
-def test_save_that_fails_leaves_the_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_save_that_fails_leaves_the_earlier_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     store = Checkpoints(tmp_path, keep=1)
     store.save(1, {"a": torch.ones(2)}, STATE)
 
@@ -349,7 +419,9 @@ def test_save_that_fails_leaves_the_earlier_checkpoints(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, place, full)
-    with pytest.raises(OSError, match=r"step-000000002\.safetensors: could not be written \(No space left"):
+    with pytest.raises(
+        OSError, match=r"step-000000002\.safetensors: could not be written \(No space left"
+    ):
         store.save(2, {"a": torch.zeros(2)}, STATE)
     assert os.listdir(tmp_path) == ["step-000000001.safetensors"]
     found = store.latest()
@@ -373,9 +445,12 @@ except OSError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
 def test_save_on_a_full_disk_leaves_the_earlier_checkpoints(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert ended.stdout.startswith(
-        f"{errno.EFBIG} {tmp_path}{os.sep}step-000000002.safetensors: could not be written (File too large)"
+        f"{errno.EFBIG} {tmp_path}{os.sep}step-000000002.safetensors: could not be written "
+        "(File too large)"
     )
     assert os.listdir(tmp_path) == ["step-000000001.safetensors"]
     found = Checkpoints(tmp_path).latest()
@@ -408,5 +483,9 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 def test_reading_takes_memory_by_the_size_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "large"
     write_checkpoint(path, {"a": torch.zeros(2**22)}, {})
-    ended = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
-    assert int(ended.stdout) < 2.5 * path.stat().st_size  # pages of the file that are mapped count as well
+    ended = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True
+    )
+    assert (
+        int(ended.stdout) < 2.5 * path.stat().st_size
+    )  # pages of the file that are mapped count as well

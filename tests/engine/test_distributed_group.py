@@ -1,7 +1,7 @@
 """Two processes under torchrun run the checks below, each beside torch's own modules on the whole batch.
 
-One start serves all checks, since it takes seconds. A check may differ between the processes only in what it looks at: both must
-draw the same random numbers and communicate equally often.
+One start serves all checks, since it takes seconds. A check may differ between the processes only
+in what it looks at: both must draw the same random numbers and communicate equally often.
 """
 
 import copy
@@ -31,7 +31,11 @@ def close(actual: Tensor, expected: Tensor, tolerance: float = 1e-10) -> None:
 
 
 def check_reductions_see_both_processes(group: Group) -> None:
-    assert (group.world, group.rank, group.local_rank) == (2, int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"]))
+    assert (group.world, group.rank, group.local_rank) == (
+        2,
+        int(os.environ["RANK"]),
+        int(os.environ["LOCAL_RANK"]),
+    )
     assert group.is_main == (group.rank == 0)
     own = torch.tensor([[1.0, 2.0], [3.0, 1e-12]], dtype=torch.float64).T + group.rank
     kept = own.clone()
@@ -59,7 +63,9 @@ def check_second_start_is_refused(_: Group) -> None:
         Group.from_environment()
 
 
-def compare_normalization(plain: nn.Module, shares: tuple[int, int], shape: tuple[int, ...], **layout: torch.memory_format) -> None:
+def compare_normalization(
+    plain: nn.Module, shares: tuple[int, int], shape: tuple[int, ...], **layout: torch.memory_format
+) -> None:
     """Two steps and an evaluation, beside torch's module on the batch of both processes."""
     rank = int(os.environ["RANK"])
     plain = plain.double()
@@ -69,7 +75,11 @@ def compare_normalization(plain: nn.Module, shares: tuple[int, int], shape: tupl
     assert isinstance(synced, SyncedBatchNorm)
     mine = slice(0, shares[0]) if rank == 0 else slice(shares[0], None)
     for _ in range(2):
-        whole = (50 + 3 * torch.randn(sum(shares), *shape, dtype=torch.float64)).to(**layout).requires_grad_()
+        whole = (
+            (50 + 3 * torch.randn(sum(shares), *shape, dtype=torch.float64))
+            .to(**layout)
+            .requires_grad_()
+        )
         own = whole.detach()[mine].requires_grad_()
         direction = torch.randn_like(whole)
         expected, actual = plain(whole), synced(own)
@@ -126,7 +136,10 @@ def check_normalization_of_low_precision_inputs(group: Group) -> None:
 
 def check_normalization_refuses_one_value(group: Group) -> None:
     for samples in ((1, 0), (0, 0)):
-        with pytest.raises(ValueError, match=f"more than one value for each channel in training; got {sum(samples)}"):
+        with pytest.raises(
+            ValueError,
+            match=f"more than one value for each channel in training; got {sum(samples)}",
+        ):
             SyncedBatchNorm(2)(torch.zeros(samples[group.rank], 2))
     with pytest.raises(ValueError, match=r"must have shape \(samples, 2, ...\); got \(4, 3\)"):
         SyncedBatchNorm(2)(torch.zeros(4, 3))
@@ -145,7 +158,12 @@ def check_wrapped_model_steps_like_one_process(group: Group) -> None:
     wrapped = group.wrap(model)
     assert any(isinstance(module, SyncedBatchNorm) for module in model.modules())
     alone = create_model("opteq-digits", tolerance=1e-12).double()
-    alone.load_state_dict({name: group.sum(tensor if group.is_main else 0 * tensor) for name, tensor in model.state_dict().items()})
+    alone.load_state_dict(
+        {
+            name: group.sum(tensor if group.is_main else 0 * tensor)
+            for name, tensor in model.state_dict().items()
+        }
+    )
     single = torch.optim.SGD(alone.parameters(), lr=0.1)
     for shares in ((6, 6), (9, 3)):
         mine = slice(0, shares[0]) if group.is_main else slice(shares[0], None)
@@ -154,7 +172,9 @@ def check_wrapped_model_steps_like_one_process(group: Group) -> None:
         nn.functional.cross_entropy(alone(images), labels).backward()
         loss = nn.functional.cross_entropy(wrapped(images[mine]), labels[mine])
         (loss * group.world * shares[group.rank] / sum(shares)).backward()
-        for (name, actual), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+        for (name, actual), expected in zip(
+            model.named_parameters(), alone.parameters(), strict=True
+        ):
             assert expected.grad.norm() > 0, name
             assert (actual.grad - expected.grad).norm() <= 1e-8 * expected.grad.norm(), name
         for each in (optimizer, single):
@@ -194,7 +214,8 @@ def work(folder: Path) -> None:
         else:
             report.write_text("")
     group.close()
-    # Those of the closed group are gone though a wrapped model is still there; Python might abort at its end otherwise.
+    # Those of the closed group are gone though a wrapped model is still there; Python might abort
+    # at its end otherwise.
     assert count_threads() < threads or not threads, wrapped
 
 
@@ -205,10 +226,19 @@ def count_threads() -> int:
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | {"OMP_NUM_THREADS": "1"}
-    options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+    environment = {name: value for name, value in os.environ.items() if name not in VARIABLES} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    options = [
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+    ]
     command = [sys.executable, "-m", "torch.distributed.run", *options, __file__, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     found = [report.read_text() for report in sorted(tmp_path.iterdir())]
     assert found == ["", ""], "\n".join([*found, done.stderr])
     assert done.returncode == 0, done.stderr
@@ -222,9 +252,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(
-    "variables", [{}, {"MASTER_ADDR": "here"}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}], ids=["none", "address", "one"]
+    "variables",
+    [{}, {"MASTER_ADDR": "here"}, {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}],
+    ids=["none", "address", "one"],
 )
-def test_group_of_one_needs_no_torch_distributed(variables: dict[str, str], environment: pytest.MonkeyPatch) -> None:
+def test_group_of_one_needs_no_torch_distributed(
+    variables: dict[str, str], environment: pytest.MonkeyPatch
+) -> None:
     for name, value in variables.items():
         environment.setenv(name, value)
     environment.setattr(torch.distributed, "init_process_group", None)
@@ -235,25 +269,56 @@ def test_group_of_one_needs_no_torch_distributed(variables: dict[str, str], envi
         total = group.sum(tensor)
         assert torch.equal(total, tensor)
         assert total.data_ptr() != tensor.data_ptr()
-        assert (group.any(True), group.any(False), group.max(-2.0), group.broadcast_text("a")) == (True, False, -2.0, "a")
+        assert (group.any(True), group.any(False), group.max(-2.0), group.broadcast_text("a")) == (
+            True,
+            False,
+            -2.0,
+            "a",
+        )
         group.barrier()
 
 
 @pytest.mark.parametrize(
     ("variables", "device", "message"),
     [
-        ({"RANK": "0"}, "cpu", "must have LOCAL_RANK as a whole number; got ''. Start with torchrun"),
-        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"}, "cpu", "must have WORLD_SIZE as a whole number; got 'two'"),
-        ({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "cpu", "must have LOCAL_RANK <= RANK < WORLD_SIZE"),
-        ({"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, "cpu", "must have LOCAL_RANK <= RANK < WORLD_SIZE"),
-        ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}, "cpu", "must have MASTER_ADDR; got ''"),
+        (
+            {"RANK": "0"},
+            "cpu",
+            "must have LOCAL_RANK as a whole number; got ''. Start with torchrun",
+        ),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "two"},
+            "cpu",
+            "must have WORLD_SIZE as a whole number; got 'two'",
+        ),
+        (
+            {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
+            "cpu",
+            "must have LOCAL_RANK <= RANK < WORLD_SIZE",
+        ),
+        (
+            {"RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+            "cpu",
+            "must have LOCAL_RANK <= RANK < WORLD_SIZE",
+        ),
+        (
+            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
+            "cpu",
+            "must have MASTER_ADDR; got ''",
+        ),
         (
             {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
             "cpu",
             "must have MASTER_PORT as a whole",
         ),
         (
-            {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
+            {
+                "RANK": "0",
+                "LOCAL_RANK": "0",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "a",
+                "MASTER_PORT": "1",
+            },
             "meta",
             "must be cpu or cuda",
         ),
@@ -273,7 +338,10 @@ def test_group_needs_a_gpu_for_each_process(environment: pytest.MonkeyPatch) -> 
     for name, value in zip(VARIABLES, ("1", "1", "2", "127.0.0.1", "1"), strict=True):
         environment.setenv(name, value)
     environment.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ValueError, match="must have one GPU for each process of a machine; got process 2 and 1 GPUs"):
+    with pytest.raises(
+        ValueError,
+        match="must have one GPU for each process of a machine; got process 2 and 1 GPUs",
+    ):
         Group.from_environment("cuda")
 
 
@@ -287,7 +355,9 @@ def test_group_needs_a_build_with_torch_distributed(environment: pytest.MonkeyPa
 
 def test_synchronize_keeps_parameters_state_and_mode() -> None:
     norm = nn.BatchNorm2d(3, eps=0.1, momentum=None)
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), norm, nn.ModuleDict({"again": norm, "other": nn.BatchNorm2d(3).eval()}))
+    model = nn.Sequential(
+        nn.Conv2d(3, 3, 1), norm, nn.ModuleDict({"again": norm, "other": nn.BatchNorm2d(3).eval()})
+    )
     parameters, state = dict(model.named_parameters()), model.state_dict()
     synced = synchronize(model)
     assert synced is model
@@ -296,7 +366,12 @@ def test_synchronize_keeps_parameters_state_and_mode() -> None:
     assert model.state_dict()._metadata == state._metadata
     assert isinstance(model[1], SyncedBatchNorm)
     assert model[1] is model[2]["again"]
-    assert (model[1].eps, model[1].momentum, model[1].training, model[2]["other"].training) == (0.1, None, True, False)
+    assert (model[1].eps, model[1].momentum, model[1].training, model[2]["other"].training) == (
+        0.1,
+        None,
+        True,
+        False,
+    )
     assert isinstance(synchronize(nn.BatchNorm1d(2)), SyncedBatchNorm)
 
 
@@ -304,7 +379,10 @@ def test_synced_normalization_alone_is_torchs() -> None:
     plain, x = nn.BatchNorm2d(3), torch.randn(4, 3, 2, 2)
     synced = synchronize(copy.deepcopy(plain))
     assert torch.equal(synced(x), plain(x))
-    assert all(torch.equal(synced.state_dict()[name], tensor) for name, tensor in plain.state_dict().items())
+    assert all(
+        torch.equal(synced.state_dict()[name], tensor)
+        for name, tensor in plain.state_dict().items()
+    )
 
 
 def test_synchronize_leaves_cells_and_refuses_coupled_ones() -> None:
@@ -313,7 +391,9 @@ def test_synchronize_leaves_cells_and_refuses_coupled_ones() -> None:
     synchronize(nn.Sequential(cell))
     assert type(cell.norm) is nn.BatchNorm1d
     cell.coupled = True
-    with pytest.raises(ValueError, match="Cell must not have batch normalisation when several processes train it"):
+    with pytest.raises(
+        ValueError, match="Cell must not have batch normalisation when several processes train it"
+    ):
         synchronize(nn.Sequential(cell))
 
 

@@ -50,9 +50,12 @@ def left_over(folder: Path) -> list[str]:
     return [path.name for path in folder.rglob("*.partial")]
 
 
-def test_full_disk_is_told_in_a_line_and_loses_nothing(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_is_told_in_a_line_and_loses_nothing(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
-    # One run lives through all of these: the file, how many of its name are written before, and the last checkpoint afterwards.
+    # One run lives through all of these: the file, how many of its name are written before, and the
+    # last checkpoint afterwards.
     for name, stage, number, step in (
         ("config.toml", "open", 1, None),
         ("config.toml", "half", 1, None),
@@ -108,7 +111,9 @@ def test_log_that_outgrows_the_limit_is_named_and_cut_back(
     folder = shutil.copytree(stopped, tmp_path / "run")
     log = folder / "metrics.jsonl"
     lines = log.read_bytes().split(b"\n")
-    kept = next(number for number, line in enumerate(lines, 1) if json.loads(line)["kind"] == "epoch")
+    kept = next(
+        number for number, line in enumerate(lines, 1) if json.loads(line)["kind"] == "epoch"
+    )
     size = sum(len(line) + 1 for line in lines[:kept])
     with largest_file(size + 100):
         assert resume(folder) == 2
@@ -144,7 +149,8 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def test_small_disk_is_told_and_the_run_goes_on_when_it_is_larger(
     whole: Path, disk: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Three files of 4096 bytes, weights of 48 kB and two checkpoints of 176 kB are there when a third is written.
+    # Three files of 4096 bytes, weights of 48 kB and two checkpoints of 176 kB are there when a
+    # third is written.
     folder = disk("size=500k") / "run"
     assert train(folder) == 2
     told(capsys, folder / "checkpoints" / "step-000000008.safetensors", "No space left on device")
@@ -174,8 +180,12 @@ def test_disk_that_is_read_only_is_told_and_left_alone(
     assert_same_runs(folder, whole)
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind the superuser")
-def test_folder_without_permission_to_write_is_told(stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() == 0, reason="permissions do not bind the superuser"
+)
+def test_folder_without_permission_to_write_is_told(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(stopped, tmp_path / "run")
     for path in (folder, folder / "checkpoints"):
         path.chmod(0o555)
@@ -202,7 +212,9 @@ def test_folder_without_permission_to_write_is_told(stopped: Path, tmp_path: Pat
     ],
     ids=["file", "parent", "ancestor", "other files", "proc", "long"],
 )
-def test_place_that_cannot_hold_a_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str) -> None:
+def test_place_that_cannot_hold_a_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, reason: str
+) -> None:
     (tmp_path / "file").write_text("kept")
     (tmp_path / "full" / "run").mkdir(parents=True)
     (tmp_path / "full" / "run" / "notes.txt").write_text("kept")

@@ -20,9 +20,15 @@ BEGINNING = [
     *((f"config.toml {stage}", 1) for stage in ("open", "half", "written", "synced", "replaced")),
     *((f"environment.json {stage}", 1) for stage in ("half", "synced", "replaced")),
 ]
-FIRST = [("line half", 3), *((f"checkpoint {stage}", 1) for stage in ("open", "half", "written", "synced", "replaced"))]
+FIRST = [
+    ("line half", 3),
+    *((f"checkpoint {stage}", 1) for stage in ("open", "half", "written", "synced", "replaced")),
+]
 MIDDLE = [
-    *((f"model.safetensors {stage}", 1) for stage in ("open", "half", "written", "synced", "replaced")),
+    *(
+        (f"model.safetensors {stage}", 1)
+        for stage in ("open", "half", "written", "synced", "replaced")
+    ),
     ("checkpoint half", 1),
     ("checkpoint replaced", 1),
     ("removal", 1),
@@ -31,7 +37,10 @@ MIDDLE = [
     ("checkpoint synced", 3),
 ]
 END = [
-    ("removal", 2),  # after the last checkpoint: nothing comes later that would remove what is too much
+    (
+        "removal",
+        2,
+    ),  # after the last checkpoint: nothing comes later that would remove what is too much
     *((f"summary.json {stage}", 1) for stage in ("half", "synced", "replaced")),
     *((f"report.html {stage}", 1) for stage in ("half", "synced", "replaced")),
 ]
@@ -54,9 +63,16 @@ def kill_at_random(folder: Path, longest: float, draw: random.Random) -> bool:
     return ended != 0
 
 
-def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
+def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been(
+    whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
-    for moment, number in [("config.toml synced", 1), ("config.toml replaced", 1), ("line half", 3), ("checkpoint half", 1)]:
+    for moment, number in [
+        ("config.toml synced", 1),
+        ("config.toml replaced", 1),
+        ("line half", 3),
+        ("checkpoint half", 1),
+    ]:
         kill_at(folder, moment, number)
     assert latest_step(folder) is None
     kill_at(folder, "checkpoint replaced")
@@ -69,7 +85,9 @@ def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been
     assert_same_runs(folder, whole)
 
 
-def test_run_that_is_killed_at_random_ends_as_if_it_had_not_been(whole: Path, tmp_path: Path) -> None:
+def test_run_that_is_killed_at_random_ends_as_if_it_had_not_been(
+    whole: Path, tmp_path: Path
+) -> None:
     folder, draw = tmp_path / "run", random.Random(0)
     for _ in range(3):
         kill_at_random(folder, 0.3, draw)
@@ -78,7 +96,9 @@ def test_run_that_is_killed_at_random_ends_as_if_it_had_not_been(whole: Path, tm
 
 
 @pytest.mark.slow
-def test_runs_that_are_killed_fifty_times_end_as_if_they_had_not_been(whole: Path, tmp_path: Path) -> None:
+def test_runs_that_are_killed_fifty_times_end_as_if_they_had_not_been(
+    whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "chosen"
     chosen = [*BEGINNING, *FIRST, *MIDDLE, *END]
     for moment, number in chosen:
@@ -95,13 +115,20 @@ def test_runs_that_are_killed_fifty_times_end_as_if_they_had_not_been(whole: Pat
         while killed and kills < 50:
             killed = kill_at_random(folder, longest, draw)
             kills += killed
-            longest *= 1.05 if killed else 0.8  # several kills in each run, however fast this machine is now
+            longest *= (
+                1.05 if killed else 0.8
+            )  # several kills in each run, however fast this machine is now
         assert go_on(folder) == 0
         assert_same_runs(folder, whole)
-    print(f"{kills} kills at random in {runs} runs, {saves} in saves and {len(chosen) - saves} in lines")
+    print(
+        f"{kills} kills at random in {runs} runs, {saves} in saves and {len(chosen) - saves} "
+        "in lines"
+    )
 
 
-def test_resume_removes_the_old_checkpoint_that_a_kill_after_the_last_one_left(whole: Path, tmp_path: Path) -> None:
+def test_resume_removes_the_old_checkpoint_that_a_kill_after_the_last_one_left(
+    whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     kill_at(folder, "removal", 4)
     assert latest_step(folder) == 18

@@ -12,7 +12,14 @@ import pytest
 
 from equipoise.engine.log import MetricLog, read_metrics
 
-STEP = {"kind": "step", "step": 12, "epoch": 0, "loss": 0.7, "forward_status": {"CONVERGED": 128}, "skipped": False}
+STEP = {
+    "kind": "step",
+    "step": 12,
+    "epoch": 0,
+    "loss": 0.7,
+    "forward_status": {"CONVERGED": 128},
+    "skipped": False,
+}
 EPOCH = {
     "kind": "epoch",
     "epoch": 0,
@@ -26,7 +33,9 @@ def test_metric_lines_are_compact_json_and_come_back(tmp_path: Path) -> None:
     path = tmp_path / "run" / "metrics.jsonl"
     with MetricLog(path) as log:
         log.write(STEP)
-        assert path.read_text() == json.dumps(STEP, separators=(",", ":")) + "\n"  # readable while the run goes on
+        assert (
+            path.read_text() == json.dumps(STEP, separators=(",", ":")) + "\n"
+        )  # readable while the run goes on
         log.write(EPOCH)
         log.sync()
     with MetricLog(path) as log:
@@ -37,7 +46,9 @@ def test_metric_lines_are_compact_json_and_come_back(tmp_path: Path) -> None:
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricLog(path) as log:
-        log.write({"a": math.nan, "b": {"c": [math.inf, 1.0, {"d": -math.inf}]}, "e": (0.1, math.nan)})
+        log.write(
+            {"a": math.nan, "b": {"c": [math.inf, 1.0, {"d": -math.inf}]}, "e": (0.1, math.nan)}
+        )
     assert path.read_text() == '{"a":null,"b":{"c":[null,1.0,{"d":null}]},"e":[0.1,null]}\n'
 
 
@@ -74,7 +85,9 @@ def test_log_shorter_than_the_checkpoint_says_so(tmp_path: Path, position: int) 
     with MetricLog(path) as log:
         log.write(STEP)
         size = log.position
-        with pytest.raises(ValueError, match=rf"metrics\.jsonl: must hold the {position} bytes .*; got {size}\.$"):
+        with pytest.raises(
+            ValueError, match=rf"metrics\.jsonl: must hold the {position} bytes .*; got {size}\.$"
+        ):
             log.truncate(position)
     assert read_metrics(path) == [STEP]
 
@@ -90,7 +103,15 @@ def test_log_shorter_than_the_checkpoint_says_so(tmp_path: Path, position: int) 
         (b'{"a":"\xc3', 0),
         (b'{"a":1}\n12', 1),
     ],
-    ids=["empty", "whole", "half a line", "only the end of line lost", "zeros", "half a letter", "not an object"],
+    ids=[
+        "empty",
+        "whole",
+        "half a line",
+        "only the end of line lost",
+        "zeros",
+        "half a letter",
+        "not an object",
+    ],
 )
 def test_half_written_last_line_is_left_out(tmp_path: Path, content: bytes, lines: int) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -99,7 +120,9 @@ def test_half_written_last_line_is_left_out(tmp_path: Path, content: bytes, line
 
 
 @pytest.mark.parametrize(
-    "bad", [b"{'a'}", b"", b"[1]", b"\xff\xfe", b"[" * 100_000], ids=["quotes", "blank", "list", "bytes", "deep"]
+    "bad",
+    [b"{'a'}", b"", b"[1]", b"\xff\xfe", b"[" * 100_000],
+    ids=["quotes", "blank", "list", "bytes", "deep"],
 )
 def test_damaged_line_is_named(tmp_path: Path, bad: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -111,7 +134,9 @@ def test_damaged_line_is_named(tmp_path: Path, bad: bytes) -> None:
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is always full")
 def test_log_on_a_full_disk_names_the_file() -> None:
     log = MetricLog("/dev/full")
-    with pytest.raises(OSError, match=r"^/dev/full: could not be written \(No space left on device\)\.$") as caught:
+    with pytest.raises(
+        OSError, match=r"^/dev/full: could not be written \(No space left on device\)\.$"
+    ) as caught:
         log.write(STEP)
     assert caught.value.errno == errno.ENOSPC
     with pytest.raises(OSError, match="No space left"):
@@ -123,7 +148,10 @@ def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     reader = accumulator.EventAccumulator(str(folder), size_guidance={accumulator.SCALARS: 0})
     reader.Reload()
-    return {name: [(event.step, pytest.approx(event.value)) for event in reader.Scalars(name)] for name in reader.Tags()["scalars"]}
+    return {
+        name: [(event.step, pytest.approx(event.value)) for event in reader.Scalars(name)]
+        for name in reader.Tags()["scalars"]
+    }
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -157,14 +185,18 @@ def test_tensorboard_of_a_resumed_run_forgets_what_came_after(tmp_path: Path) ->
         log.write({"kind": "step", "step": 2, "loss": 2.0})
         log.write({"kind": "step", "step": 3, "loss": 3.0})
     first = next(folder.iterdir())
-    os.rename(first, folder / "events.out.tfevents.1.before")  # files are read by their names, which hold whole seconds
+    os.rename(
+        first, folder / "events.out.tfevents.1.before"
+    )  # files are read by their names, which hold whole seconds
     with MetricLog(path, folder) as log:
         log.truncate(position)
         log.write({"kind": "step", "step": 2, "loss": 20.0})
     assert events(folder) == {"step/loss": [(1, 1.0), (2, 20.0)]}
 
 
-def test_missing_tensorboard_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tensorboard_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)

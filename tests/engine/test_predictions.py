@@ -14,8 +14,15 @@ from torch import Tensor, nn
 
 from equipoise.core import ConvergenceWarning
 from equipoise.data import AddNoise, Compose, DataError, Greyscale, Normalize, Resize, ToFloat
-from equipoise.engine.predict import Prediction, predict, read_inputs, write_predictions
-from equipoise.engine.task import BinaryRegression, Classification, LanguageModelling, Restoration, Segmentation
+from equipoise.engine.inputs import read_inputs
+from equipoise.engine.predict import Prediction, predict, write_predictions
+from equipoise.engine.task import (
+    BinaryRegression,
+    Classification,
+    LanguageModelling,
+    Restoration,
+    Segmentation,
+)
 from equipoise.layers import Cell, Equilibrium
 from equipoise.models import create_model
 
@@ -65,7 +72,14 @@ def test_classification_says_what_the_model_says_with_softmax_probabilities(tmp_
     paths = [picture(tmp_path / f"{i}.png", mode="L", seed=i) for i in range(5)]
     transform = Compose(ToFloat(), Normalize(0.3, 0.4))
     found = list(
-        predict(model, Classification(10), read_inputs(paths, shape=(1, 8, 8)), classes=DIGITS, transform=transform, batch=2)
+        predict(
+            model,
+            Classification(10),
+            read_inputs(paths, shape=(1, 8, 8)),
+            classes=DIGITS,
+            transform=transform,
+            batch=2,
+        )
     )
     assert model.training
     x = torch.stack([torch.from_numpy(np.array(Image.open(path)))[None] for path in paths]) / 255
@@ -74,8 +88,12 @@ def test_classification_says_what_the_model_says_with_softmax_probabilities(tmp_
     order = expected.argsort(1)[:, ::-1]
     assert [each.name for each in found] == [str(path) for path in paths]
     assert [each.label for each in found] == [DIGITS[i] for i in order[:, 0]]
-    np.testing.assert_allclose([each.probability for each in found], expected.max(1), rtol=1e-3)  # batches end at other steps
-    assert [[label for label, _ in each.top] for each in found] == [[DIGITS[i] for i in row[:3]] for row in order]
+    np.testing.assert_allclose(
+        [each.probability for each in found], expected.max(1), rtol=1e-3
+    )  # batches end at other steps
+    assert [[label for label, _ in each.top] for each in found] == [
+        [DIGITS[i] for i in row[:3]] for row in order
+    ]
     assert all(each.top[0] == (each.label, each.probability) for each in found)
     assert all(each.converged for each in found)
 
@@ -90,13 +108,22 @@ def test_binary_regression_has_the_probability_that_the_square_loss_makes() -> N
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
 def test_prediction_tells_of_each_sample_whether_it_converged(batch: int) -> None:
-    model = nn.Sequential(Equilibrium(Scaled(), "fixed_point", on_failure="ignore"), nn.Linear(1, 2))
+    model = nn.Sequential(
+        Equilibrium(Scaled(), "fixed_point", on_failure="ignore"), nn.Linear(1, 2)
+    )
     inputs = [(f"{value}", torch.tensor([value])) for value in (0.5, 2.0, 0.1, -0.5, -1.0)]
     found = list(predict(model, Classification(2), inputs, classes=("a", "b"), batch=batch))
     assert [each.converged for each in found] == [True, False, True, True, False]
     stream = io.StringIO()
     assert write_predictions(found, None, stream) == 2
-    assert [row[-1] for row in rows_of(stream.getvalue())] == ["converged", "true", "false", "true", "true", "false"]
+    assert [row[-1] for row in rows_of(stream.getvalue())] == [
+        "converged",
+        "true",
+        "false",
+        "true",
+        "true",
+        "false",
+    ]
 
 
 def test_prediction_of_samples_that_are_solved_as_one_converges_as_one() -> None:
@@ -115,7 +142,10 @@ def test_prediction_warns_as_the_layer_is_told_to() -> None:
 
 
 def test_labels_are_lines_of_csv_on_the_stream_or_in_a_file(tmp_path: Path) -> None:
-    found = [Prediction('odd, "name".png', True, "cat", 0.75), Prediction("b.png", False, "dog", 1 / 3)]
+    found = [
+        Prediction('odd, "name".png', True, "cat", 0.75),
+        Prediction("b.png", False, "dog", 1 / 3),
+    ]
     stream, file = io.StringIO(), tmp_path / "labels.csv"
     assert write_predictions(iter(found), None, stream) == 1
     expected = [
@@ -138,7 +168,11 @@ def test_masks_keep_the_class_as_the_value_of_each_pixel(tmp_path: Path) -> None
     model = nn.Conv2d(3, 3, 1, bias=False)
     model.weight.data = torch.eye(3)[:, :, None, None]  # the class is the strongest colour
     inputs = read_inputs([path], shape=(3, 4, 4), multiple=1)
-    found = list(predict(model, Segmentation(3), inputs, classes=("red", "green", "blue"), transform=ToFloat()))
+    found = list(
+        predict(
+            model, Segmentation(3), inputs, classes=("red", "green", "blue"), transform=ToFloat()
+        )
+    )
     stream, folder = io.StringIO(), tmp_path / "new" / "masks"
     write_predictions(found, folder, stream)
     mask = Image.open(folder / "street.png")
@@ -151,19 +185,25 @@ def test_masks_keep_the_class_as_the_value_of_each_pixel(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
 @pytest.mark.parametrize("noise", [False, True])
-def test_pictures_come_back_as_they_were_through_the_identity(tmp_path: Path, mode: str, channels: int, noise: bool) -> None:
+def test_pictures_come_back_as_they_were_through_the_identity(
+    tmp_path: Path, mode: str, channels: int, noise: bool
+) -> None:
     path = picture(tmp_path / "a.png", 5, 7, mode=mode)
     transform = Compose(ToFloat(), AddNoise(1.0)) if noise else None
     inputs = read_inputs([tmp_path], shape=(channels, 5, 7))
     write_predictions(
-        predict(nn.Identity(), Restoration(), inputs, classes=(), transform=transform), tmp_path / "out", io.StringIO()
+        predict(nn.Identity(), Restoration(), inputs, classes=(), transform=transform),
+        tmp_path / "out",
+        io.StringIO(),
     )
     found = Image.open(tmp_path / "out" / "a.png")
     assert found.mode == mode
     np.testing.assert_array_equal(np.array(found), np.array(Image.open(path)))
 
 
-def test_pictures_are_rounded_to_the_nearest_byte_and_cut_to_what_bytes_can_hold(tmp_path: Path) -> None:
+def test_pictures_are_rounded_to_the_nearest_byte_and_cut_to_what_bytes_can_hold(
+    tmp_path: Path,
+) -> None:
     values = torch.tensor([[[-1.0, 0.4 / 255, 0.6 / 255, 254.4 / 255, 254.6 / 255, 7.0]]])
     write_predictions([Prediction("a", True, picture=values)], tmp_path / "out", io.StringIO())
     assert np.array(Image.open(tmp_path / "out" / "a.png")).tolist() == [[0, 0, 1, 254, 255, 255]]
@@ -171,10 +211,22 @@ def test_pictures_are_rounded_to_the_nearest_byte_and_cut_to_what_bytes_can_hold
 
 def test_outputs_have_safe_names_within_an_empty_folder(tmp_path: Path) -> None:
     grey = torch.zeros(1, 2, 2)
-    names = ["../../up.png", "/etc/up.jpg", "x.npy[0]", "x.npy[1]", "..", "UP.bmp", "a\nb*?.png", ".hidden", "é" * 300]
+    names = [
+        "../../up.png",
+        "/etc/up.jpg",
+        "x.npy[0]",
+        "x.npy[1]",
+        "..",
+        "UP.bmp",
+        "a\nb*?.png",
+        ".hidden",
+        "é" * 300,
+    ]
     stream, out = io.StringIO(), tmp_path / "out"
     write_predictions([Prediction(name, True, picture=grey) for name in names], out, stream)
-    assert sorted(path.name for path in tmp_path.rglob("*.png")) == sorted(path.name for path in out.iterdir())
+    assert sorted(path.name for path in tmp_path.rglob("*.png")) == sorted(
+        path.name for path in out.iterdir()
+    )
     expected = ["up", "up-2", "x[0]", "x[1]", "sample", "UP-3", "a_b__", "hidden", "é" * 100]
     assert sorted(path.name for path in out.iterdir()) == sorted(f"{name}.png" for name in expected)
     with pytest.raises(ValueError, match="must be an empty folder, so that nothing is overwritten"):
@@ -184,20 +236,28 @@ def test_outputs_have_safe_names_within_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be a folder for masks and pictures; got the file"):
         write_predictions([Prediction("a", True, picture=grey)], out / "up.png", stream)
     with pytest.raises(DataError, match="a: has class 256 in its mask"):
-        write_predictions([Prediction("a", True, mask=torch.tensor([[256]]))], tmp_path / "masks", stream)
+        write_predictions(
+            [Prediction("a", True, mask=torch.tensor([[256]]))], tmp_path / "masks", stream
+        )
     with pytest.raises(DataError, match="a: has 2 channels"):
-        write_predictions([Prediction("a", True, picture=torch.zeros(2, 2, 2))], tmp_path / "pictures", stream)
+        write_predictions(
+            [Prediction("a", True, picture=torch.zeros(2, 2, 2))], tmp_path / "pictures", stream
+        )
 
 
 @pytest.mark.parametrize(("window", "lengths"), [(None, [3, 4, 5]), (2, [2, 2, 2])])
-def test_language_goes_on_with_the_most_probable_words(tmp_path: Path, window: int | None, lengths: list[int]) -> None:
+def test_language_goes_on_with_the_most_probable_words(
+    tmp_path: Path, window: int | None, lengths: list[int]
+) -> None:
     (tmp_path / "a.txt").write_text("cat dog\n")
     (tmp_path / "b.txt").write_text("the\ncat\n")
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
     inputs = list(read_inputs(paths, shape=(), vocabulary=WORDS))
     assert [x.tolist() for _, x in inputs] == [[1, 4], [0, 3, 1]]
     model = NextWord()
-    found = list(predict(model, LanguageModelling(5), inputs, classes=WORDS, count=3, window=window))
+    found = list(
+        predict(model, LanguageModelling(5), inputs, classes=WORDS, count=3, window=window)
+    )
     assert [each.text for each in found] == ["cat <unk> the cat sat", "the\ncat sat\n<unk>"]
     assert model.lengths[3:] == lengths
     stream = io.StringIO()
@@ -217,19 +277,35 @@ def test_pictures_are_read_grey_or_coloured_at_the_size_of_the_model(tmp_path: P
     fixed = list(read_inputs([folder], shape=(1, 8, 9)))
     assert [Path(name).name for name, _ in fixed] == ["a.bmp", "b.png"]
     assert all(x.shape == (1, 8, 9) and x.dtype == torch.uint8 for _, x in fixed)
-    assert [tuple(x.shape) for _, x in read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=8)] == [(3, 24, 32)]
-    assert [tuple(x.shape) for _, x in read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=64)] == [(3, 64, 64)]
+    assert [
+        tuple(x.shape) for _, x in read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=8)
+    ] == [(3, 24, 32)]
+    assert [
+        tuple(x.shape) for _, x in read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=64)
+    ] == [(3, 64, 64)]
     (_, whole), *_ = read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=1)
-    np.testing.assert_array_equal(whole.movedim(0, -1).numpy(), np.array(Image.open(folder / "b.png")))
+    np.testing.assert_array_equal(
+        whole.movedim(0, -1).numpy(), np.array(Image.open(folder / "b.png"))
+    )
     (_, grey), *_ = read_inputs([folder / "b.png"], shape=(1, 21, 31))
     luminance = np.array(Image.open(folder / "b.png").convert("L")).astype(int)
     assert np.abs(grey[0].numpy().astype(int) - luminance).max() <= 1
 
 
-def test_pictures_that_are_grey_already_pass_a_transform_that_makes_them_grey(tmp_path: Path) -> None:
+def test_pictures_that_are_grey_already_pass_a_transform_that_makes_them_grey(
+    tmp_path: Path,
+) -> None:
     inputs = read_inputs([picture(tmp_path / "a.png", 9, 9)], shape=(1, 8, 8))
     transform = Compose(Greyscale(), Resize((8, 8)), ToFloat())
-    found = list(predict(create_model("opteq-digits"), Classification(10), inputs, classes=DIGITS, transform=transform))
+    found = list(
+        predict(
+            create_model("opteq-digits"),
+            Classification(10),
+            inputs,
+            classes=DIGITS,
+            transform=transform,
+        )
+    )
     assert len(found) == 1
 
 
@@ -242,20 +318,31 @@ def test_arrays_and_tables_hold_many_samples(tmp_path: Path, dtype: type) -> Non
     np.savez_compressed(tmp_path / "two.npz", x=values.reshape(3, 1, 8, 8), y=[1, 2, 3])
     np.savez(tmp_path / "single.npz", values)
     np.savetxt(tmp_path / "plain.csv", values, delimiter=",")
-    np.savetxt(tmp_path / "labelled.csv", np.c_[values, [0, 1, 2]], delimiter=",", header=",".join(f"c{i}" for i in range(65)))
+    np.savetxt(
+        tmp_path / "labelled.csv",
+        np.c_[values, [0, 1, 2]],
+        delimiter=",",
+        header=",".join(f"c{i}" for i in range(65)),
+    )
     for path in sorted(tmp_path.iterdir()):
         found = list(read_inputs([path], shape=(1, 8, 8)))
         assert [name for name, _ in found] == [f"{path}[{i}]" for i in range(len(found))]
         assert len(found) == (1 if path.stem == "one" else 3)
         for (_, x), row in zip(found, values, strict=False):
             np.testing.assert_array_equal(x.numpy().ravel(), row.astype(x.numpy().dtype))
-            assert x.dtype == (torch.uint8 if dtype == np.uint8 and path.suffix != ".csv" else torch.float32)
+            assert x.dtype == (
+                torch.uint8 if dtype == np.uint8 and path.suffix != ".csv" else torch.float32
+            )
 
 
 def test_arrays_of_free_size_must_have_sides_that_are_multiples(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.zeros((2, 3, 8, 16)))
-    assert [tuple(x.shape) for _, x in read_inputs([tmp_path / "a.npy"], shape=(3, 4, 4), multiple=8)] == [(3, 8, 16)] * 2
-    with pytest.raises(DataError, match=r"a.npy: holds samples of shape \(3, 8, 16\); the model takes \(3, 4, 4\)"):
+    assert [
+        tuple(x.shape) for _, x in read_inputs([tmp_path / "a.npy"], shape=(3, 4, 4), multiple=8)
+    ] == [(3, 8, 16)] * 2
+    with pytest.raises(
+        DataError, match=r"a.npy: holds samples of shape \(3, 8, 16\); the model takes \(3, 4, 4\)"
+    ):
         list(read_inputs([tmp_path / "a.npy"], shape=(3, 4, 4), multiple=16))
 
 
@@ -317,7 +404,9 @@ def bad_file(folder: Path, name: str) -> Path:
         ("names.csv", "holds no samples"),
     ],
 )
-def test_bad_input_is_an_error_of_one_line_that_names_the_file(tmp_path: Path, name: str, reason: str) -> None:
+def test_bad_input_is_an_error_of_one_line_that_names_the_file(
+    tmp_path: Path, name: str, reason: str
+) -> None:
     path = bad_file(tmp_path, name)
     with pytest.raises(DataError, match=reason) as caught:
         list(read_inputs([path], shape=(1, 2, 2)))
@@ -356,9 +445,13 @@ def test_what_the_model_refuses_names_the_sample(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"^a.png: The input of opteq-digits must have shape"):
         list(predict(model, Classification(10), [("a.png", torch.zeros(3, 8, 8))], classes=DIGITS))
     with pytest.raises(DataError, match=r"^a.png: the model tells 10 classes apart; 2 have names"):
-        list(predict(model, Classification(2), [("a.png", torch.zeros(1, 8, 8))], classes=("a", "b")))
+        list(
+            predict(model, Classification(2), [("a.png", torch.zeros(1, 8, 8))], classes=("a", "b"))
+        )
     assert model.training
-    with pytest.raises(DataError, match=r"a.png: is a picture; the model takes samples of shape \(64,\)"):
+    with pytest.raises(
+        DataError, match=r"a.png: is a picture; the model takes samples of shape \(64,\)"
+    ):
         list(read_inputs([picture(tmp_path / "a.png")], shape=(64,)))
 
 

@@ -11,13 +11,26 @@ from typing import Any
 import pytest
 
 from equipoise.engine import progress as module
-from equipoise.engine.progress import LiveProgress, PlainProgress, Progress, SilentProgress, make_progress
+from equipoise.engine.progress import (
+    LiveProgress,
+    PlainProgress,
+    Progress,
+    SilentProgress,
+    make_progress,
+)
 
 EPOCH: dict[str, Any] = {
     "kind": "epoch",
     "epoch": 2,
     "train": {"loss": 0.12341, "accuracy": 0.961},
-    "test": {"loss": 0.2, "accuracy": 0.952, "samples": 360, "missed": 0, "status": {"CONVERGED": 360}, "forward_steps": 7.0},
+    "test": {
+        "loss": 0.2,
+        "accuracy": 0.952,
+        "samples": 360,
+        "missed": 0,
+        "status": {"CONVERGED": 360},
+        "forward_steps": 7.0,
+    },
     "forward_steps": 6.5,
     "backward_steps": 4.0,
     "forward_status": {"CONVERGED": 128},
@@ -25,7 +38,14 @@ EPOCH: dict[str, Any] = {
     "skipped": 0,
     "seconds": 12.1,
 }
-VALUES = {"loss": 0.5, "accuracy": 0.75, "forward_steps": 6.5, "backward_steps": 4.0, "skipped": 0, "failed": 0}
+VALUES = {
+    "loss": 0.5,
+    "accuracy": 0.75,
+    "forward_steps": 6.5,
+    "backward_steps": 4.0,
+    "skipped": 0,
+    "failed": 0,
+}
 
 
 class Terminal(io.StringIO):
@@ -66,7 +86,9 @@ def shown(line: dict[str, Any], epochs: int = 10) -> str:
     return stream.getvalue()
 
 
-def test_display_is_chosen_by_the_stream(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_display_is_chosen_by_the_stream(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(make_progress(stream=Terminal()), LiveProgress)
     assert isinstance(make_progress(stream=io.StringIO()), PlainProgress)
     assert isinstance(make_progress(quiet=True, stream=Terminal()), SilentProgress)
@@ -75,7 +97,9 @@ def test_display_is_chosen_by_the_stream(capsys: pytest.CaptureFixture[str], mon
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", None)
         assert isinstance(make_progress(), SilentProgress)
-    monkeypatch.setattr(module, "find_spec", lambda name: None if name == "rich" else importlib.util.find_spec(name))
+    monkeypatch.setattr(
+        module, "find_spec", lambda name: None if name == "rich" else importlib.util.find_spec(name)
+    )
     assert isinstance(make_progress(stream=Terminal()), PlainProgress)
 
 
@@ -90,7 +114,10 @@ def test_quiet_display_writes_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_epoch_line_reads_well() -> None:
-    expected = "epoch  3/10   loss 0.1234   accuracy 96.1 %   test accuracy 95.2 %   steps 6.5 forward, 4.0 backward   12 s\n"
+    expected = (
+        "epoch  3/10   loss 0.1234   accuracy 96.1 %   test accuracy 95.2 %   steps "
+        "6.5 forward, 4.0 backward   12 s\n"
+    )
     assert shown(EPOCH) == expected
 
 
@@ -100,16 +127,25 @@ def test_epoch_line_reads_well() -> None:
         ({"validation": {"accuracy": 1.0}}, "validation accuracy 100.0 %"),
         ({"train": {"loss": 3.0, "perplexity": 20.0855}}, "loss 3   perplexity 20.09"),
         ({"train": {"psnr": 31.4159}}, "PSNR 31.42 dB"),
-        ({"train": {"miou": 0.51234, "macc": 0.6, "aacc": 0.7}}, "mIoU 51.2 %   mAcc 60.0 %   aAcc 70.0 %"),
+        (
+            {"train": {"miou": 0.51234, "macc": 0.6, "aacc": 0.7}},
+            "mIoU 51.2 %   mAcc 60.0 %   aAcc 70.0 %",
+        ),
         ({"train": {"loss": math.nan, "accuracy": math.nan}}, "loss nan   accuracy nan   "),
         ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf   psnr inf   "),
         ({"train": {"loss": None, "accuracy": 0.5}}, "epoch  3/10   accuracy 50.0 %   "),
         ({"train": {"own_score": 1234567.0}}, "own_score 1.235e+06"),
         ({"test": None, "forward_steps": None}, "accuracy 96.1 %   steps 4.0 backward   12 s"),
-        ({"forward_steps": None, "backward_steps": None, "seconds": None}, "test accuracy 95.2 %\n"),
+        (
+            {"forward_steps": None, "backward_steps": None, "seconds": None},
+            "test accuracy 95.2 %\n",
+        ),
         ({"forward_steps": math.nan}, "steps nan forward, 4.0 backward"),
         ({"skipped": 3}, "3 skipped"),
-        ({"backward_status": {"CONVERGED": 90, "MAX_STEPS": 8, "STALLED": 2}}, "10 of 100 backward not converged"),
+        (
+            {"backward_status": {"CONVERGED": 90, "MAX_STEPS": 8, "STALLED": 2}},
+            "10 of 100 backward not converged",
+        ),
         ({"seconds": 0.04}, "0.0 s\n"),
         ({"seconds": 9.96}, "   10 s\n"),
         ({"seconds": 59.6}, "   1 min 00 s\n"),
@@ -139,8 +175,10 @@ def test_plain_display_writes_within_long_epochs_only(clock: Clock) -> None:
     assert stream.getvalue().splitlines() == [
         "a run",
         f"epoch  2/10   step 130/1000   {facts}   2 skipped   {solver}   14 min 30 s left",
-        f"epoch  2/10   step 160/1000   {facts}   1 failed   2 skipped   {solver}   14 min 00 s left",
-        f"epoch  2/10   step 190/1000   {facts}   1 failed   2 skipped   {solver}   13 min 30 s left",
+        f"epoch  2/10   step 160/1000   {facts}   1 failed   2 skipped   {solver}   14 min 00 "
+        "s left",
+        f"epoch  2/10   step 190/1000   {facts}   1 failed   2 skipped   {solver}   13 min 30 "
+        "s left",
     ]
 
 
@@ -153,7 +191,9 @@ def test_text_is_shown_as_it_is(terminal: bool) -> None:
         display.step(1, 0, VALUES)
         display.note(text)
     assert "[bold]title" in seen(stream)
-    assert "[red]x[/red] [/nothing] :smile: 12 \\x1b[31mred\\x07 \u00e9 " + "long " * 60 in seen(stream)
+    assert "[red]x[/red] [/nothing] :smile: 12 \\x1b[31mred\\x07 \u00e9 " + "long " * 60 in seen(
+        stream
+    )
     assert "\x1b[31m" not in stream.getvalue()
     assert "\x07" not in stream.getvalue()
 
@@ -166,7 +206,10 @@ def test_live_display_shows_the_run(clock: Clock) -> None:
         display.step(100, 0, {**VALUES, "failed": 7})
         picture = seen(stream)
         assert "epoch  1/10" in picture
-        assert "1 min 30 s left   loss 0.5   accuracy 75.0 %   7 failed   steps 6.5 forward, 4.0 backward" in picture
+        assert (
+            "1 min 30 s left   loss 0.5   accuracy 75.0 %   7 failed   steps 6.5 forward, 4.0 "
+            "backward" in picture
+        )
         display.epoch(2, EPOCH)
     assert "epoch  3/10   loss 0.1234   accuracy 96.1 %   test accuracy 95.2 %" in seen(stream)
     assert stream.getvalue().endswith("\x1b[2K")  # the bar is gone, the lines stay

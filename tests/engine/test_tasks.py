@@ -51,7 +51,9 @@ def batch_of(name: str, count: int = 24, seed: int = 0) -> tuple[Task, Tensor, T
     return Restoration(), clean + 0.1 * normal(count, 2, 4, 3), clean
 
 
-def dataset(task: str, classes: int = 3, shape: tuple[int, ...] = (1, 4, 4), ignore: int | None = None) -> Dataset:
+def dataset(
+    task: str, classes: int = 3, shape: tuple[int, ...] = (1, 4, 4), ignore: int | None = None
+) -> Dataset:
     names = tuple(str(i) for i in range(classes))
     x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.int64)
     return Dataset("made-up", "train", task, names, shape, x, y, ignore=ignore)  # type: ignore[arg-type]
@@ -89,10 +91,15 @@ def test_loss_of_parts_weighted_is_that_of_the_whole_and_has_the_right_gradient(
     task, output, target = batch_of(name)
     output = output.double().requires_grad_()
     loss = task.loss(output, target)
-    parts = [(task.loss(output[rows], target[rows]), task.weight(target[rows])) for rows in (slice(0, 9), slice(9, 24))]
+    parts = [
+        (task.loss(output[rows], target[rows]), task.weight(target[rows]))
+        for rows in (slice(0, 9), slice(9, 24))
+    ]
     mean = sum(part * weight for part, weight in parts) / sum(weight for _, weight in parts)
     assert torch.allclose(loss, mean, rtol=1e-12)
-    assert torch.autograd.gradcheck(lambda value: task.loss(value, target[:3]), output[:3].detach().requires_grad_())
+    assert torch.autograd.gradcheck(
+        lambda value: task.loss(value, target[:3]), output[:3].detach().requires_grad_()
+    )
     task.check(output, target)
 
 
@@ -151,11 +158,15 @@ def test_segmentation_agrees_with_sklearn_on_the_pixels_that_count() -> None:
     }
     assert score.compute() == pytest.approx(expected)
     assert score.confusion is not None
-    np.testing.assert_array_equal(score.confusion.numpy(), confusion_matrix(truth, found, labels=range(5)))
+    np.testing.assert_array_equal(
+        score.confusion.numpy(), confusion_matrix(truth, found, labels=range(5))
+    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_segmentation_without_a_pixel_that_counts_has_no_loss_and_no_gradient(smoothing: float) -> None:
+def test_segmentation_without_a_pixel_that_counts_has_no_loss_and_no_gradient(
+    smoothing: float,
+) -> None:
     task = Segmentation(3, ignore=IGNORE, label_smoothing=smoothing)
     output = torch.randn(2, 3, 4, 4, requires_grad=True)
     target = torch.full((2, 4, 4), IGNORE)
@@ -173,12 +184,18 @@ def test_cross_entropy_agrees_with_its_definition(name: str, smoothing: float) -
     task, output, target = batch_of(name)
     assert isinstance(task, Classification | Segmentation | LanguageModelling)
     task = type(task)(task.classes, ignore=task.ignore, label_smoothing=smoothing)
-    logits = np.moveaxis(output.double().numpy(), 1, -1) if name == "segmentation" else output.double().numpy()
+    logits = (
+        np.moveaxis(output.double().numpy(), 1, -1)
+        if name == "segmentation"
+        else output.double().numpy()
+    )
     logits, truth = logits.reshape(-1, task.classes), target.reshape(-1).numpy()
     logits, truth = logits[truth != task.ignore], truth[truth != task.ignore]
     logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     wanted = (1 - smoothing) * np.eye(task.classes)[truth] + smoothing / task.classes
-    assert float(task.loss(output, target)) == pytest.approx(-(wanted * logs).sum(1).mean(), rel=1e-6)
+    assert float(task.loss(output, target)) == pytest.approx(
+        -(wanted * logs).sum(1).mean(), rel=1e-6
+    )
     assert task.weight(target) == len(truth)
 
 
@@ -191,7 +208,9 @@ def test_perplexity_is_exp_of_the_mean_loss_whatever_the_smoothing() -> None:
     uniform = LanguageModelling(7).score()
     uniform.update(torch.zeros(3, 2, 7), torch.zeros(3, 2, dtype=torch.int64))
     assert uniform.compute() == {"perplexity": pytest.approx(7)}
-    uniform.update(torch.tensor([[[0.0, 1e6, 0, 0, 0, 0, 0]]]), torch.zeros(1, 1, dtype=torch.int64))
+    uniform.update(
+        torch.tensor([[[0.0, 1e6, 0, 0, 0, 0, 0]]]), torch.zeros(1, 1, dtype=torch.int64)
+    )
     assert uniform.compute() == {"perplexity": math.inf}
 
 
@@ -217,7 +236,9 @@ def test_psnr_is_averaged_over_pictures_and_exact_ones_have_100_decibels() -> No
     assert score.compute() == {"psnr": pytest.approx(np.mean(10 * np.log10(1 / errors)))}
     assert float(task.loss(output, target)) == pytest.approx(errors.mean(), rel=1e-6)
     score.update(target, target)
-    assert score.compute() == {"psnr": pytest.approx((np.mean(10 * np.log10(1 / errors)) + 100) / 2)}
+    assert score.compute() == {
+        "psnr": pytest.approx((np.mean(10 * np.log10(1 / errors)) + 100) / 2)
+    }
     assert task.predict(output).min() >= 0
     assert task.predict(output).max() <= 1
 
@@ -225,24 +246,50 @@ def test_psnr_is_averaged_over_pictures_and_exact_ones_have_100_decibels() -> No
 @pytest.mark.parametrize(
     ("name", "change", "reason"),
     [
-        ("classification", lambda x, y: (x[:, :3], y), r"output.*must have 4 numbers for each of 24 targets; got shape \(24, 3\)"),
+        (
+            "classification",
+            lambda x, y: (x[:, :3], y),
+            r"output.*must have 4 numbers for each of 24 targets; got shape \(24, 3\)",
+        ),
         ("classification", lambda x, y: (x, y + 1), r"target.*must be in 0 to 3; got 1 to 4"),
-        ("classification", lambda x, y: (x, y.float()), r"target.*must hold whole numbers; got torch.float32"),
+        (
+            "classification",
+            lambda x, y: (x, y.float()),
+            r"target.*must hold whole numbers; got torch.float32",
+        ),
         ("classification", lambda x, y: (x[:, 0], y), r"output.*got shape \(24,\)"),
-        ("segmentation", lambda x, y: (x[:, :, :2], y), r"5 numbers for each of 24 x 3 x 6 targets; got shape \(24, 5, 2, 6\)"),
+        (
+            "segmentation",
+            lambda x, y: (x[:, :, :2], y),
+            r"5 numbers for each of 24 x 3 x 6 targets; got shape \(24, 5, 2, 6\)",
+        ),
         ("segmentation", lambda x, y: (x, y - 1), r"must be in 0 to 4; got -1 to 254"),
-        ("language", lambda x, y: (x.movedim(-1, 1), y), r"7 numbers for each of 24 x 5 targets; got shape \(24, 7, 5\)"),
-        ("binary-regression", lambda x, y: (x.expand(-1, 2), y), r"output.*one number for each sample; got shape \(24, 2\)"),
+        (
+            "language",
+            lambda x, y: (x.movedim(-1, 1), y),
+            r"7 numbers for each of 24 x 5 targets; got shape \(24, 7, 5\)",
+        ),
+        (
+            "binary-regression",
+            lambda x, y: (x.expand(-1, 2), y),
+            r"output.*one number for each sample; got shape \(24, 2\)",
+        ),
         ("binary-regression", lambda x, y: (x, y + 1), r"target.*must be classes 0 and 1"),
         (
             "restoration",
             lambda x, y: (x[:, :1], y),
             r"output.*must have the shape \(24, 2, 4, 3\) of the targets; got \(24, 1, 4, 3\)",
         ),
-        ("restoration", lambda x, y: (x, y.long()[:, 0, 0, 0]), r"target.*clean pictures.*AddNoise"),
+        (
+            "restoration",
+            lambda x, y: (x, y.long()[:, 0, 0, 0]),
+            r"target.*clean pictures.*AddNoise",
+        ),
     ],
 )
-def test_check_says_what_does_not_fit(name: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], reason: str) -> None:
+def test_check_says_what_does_not_fit(
+    name: str, change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], reason: str
+) -> None:
     task, output, target = batch_of(name)
     with pytest.raises(ValueError, match=f"^The .*task '{name}'.*") as caught:
         task.check(*change(output, target))
@@ -272,21 +319,58 @@ def test_make_task_takes_what_to_ignore_from_the_data() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "smoothing", "reason"),
     [
-        ("clasification", dataset("arrays"), 0, "task must be one of auto, .*Did you mean 'classification'"),
-        ("classification", dataset("text"), 0, "must have one label for each sample; got text in 'made-up'"),
-        ("auto", dataset("arrays", 0), 0, "must have one label for each sample; got 0 classes in 'made-up'"),
+        (
+            "clasification",
+            dataset("arrays"),
+            0,
+            "task must be one of auto, .*Did you mean 'classification'",
+        ),
+        (
+            "classification",
+            dataset("text"),
+            0,
+            "must have one label for each sample; got text in 'made-up'",
+        ),
+        (
+            "auto",
+            dataset("arrays", 0),
+            0,
+            "must have one label for each sample; got 0 classes in 'made-up'",
+        ),
         ("segmentation", dataset("classification"), 0, "must have masks; got classification"),
         ("language", dataset("arrays"), 0, "must be text; got arrays"),
-        ("binary-regression", dataset("arrays", 10), 0, "must have two classes; got 10 in 'made-up'. Select two of them"),
-        ("restoration", dataset("arrays", shape=(4,)), 0, r"must be pictures; got arrays of shape \(4,\)"),
+        (
+            "binary-regression",
+            dataset("arrays", 10),
+            0,
+            "must have two classes; got 10 in 'made-up'. Select two of them",
+        ),
+        (
+            "restoration",
+            dataset("arrays", shape=(4,)),
+            0,
+            r"must be pictures; got arrays of shape \(4,\)",
+        ),
         ("restoration", dataset("text", shape=(1, 1, 1)), 0, "must be pictures; got text"),
-        ("auto", dataset("arrays"), 1.0, r"Classification.label_smoothing must be in \[0, 1\); got 1.0"),
+        (
+            "auto",
+            dataset("arrays"),
+            1.0,
+            r"Classification.label_smoothing must be in \[0, 1\); got 1.0",
+        ),
         ("auto", dataset("arrays"), math.nan, "label_smoothing must be in"),
         ("restoration", dataset("arrays"), 0.1, "label_smoothing must be 0 for task 'restoration'"),
-        ("binary-regression", dataset("arrays", 2), 0.1, "label_smoothing must be 0 for task 'binary-regression'"),
+        (
+            "binary-regression",
+            dataset("arrays", 2),
+            0.1,
+            "label_smoothing must be 0 for task 'binary-regression'",
+        ),
     ],
 )
-def test_make_task_refuses_what_does_not_fit(name: str, data: Dataset, smoothing: float, reason: str) -> None:
+def test_make_task_refuses_what_does_not_fit(
+    name: str, data: Dataset, smoothing: float, reason: str
+) -> None:
     with pytest.raises(ValueError, match=reason) as caught:
         make_task(name, data, label_smoothing=smoothing)
     assert "\n" not in str(caught.value)
@@ -298,7 +382,9 @@ def test_outputs_that_are_no_numbers_count_as_wrong(name):
     task = Classification(3) if name == "classification" else Segmentation(3)
     output = torch.zeros(shape)
     output[:, 0] = 1
-    target = torch.zeros(output.argmax(1).shape, dtype=torch.int64)  # all of the first class, as the output says
+    target = torch.zeros(
+        output.argmax(1).shape, dtype=torch.int64
+    )  # all of the first class, as the output says
     output[1] = math.nan
     output[2, 1] = math.inf
     score = task.score()

@@ -1,9 +1,11 @@
 """Runs of two processes under torchrun, beside the same run in one process.
 
-Sums over two shares are rounded otherwise than sums over the whole, and training can magnify that: a unit that is just switched on
-in one run and off in the other changes the gradient at once, by more the larger the steps. Two runs of one process whose weights
-differ in the last bit part in the same way. Here the steps are small, and the solves exact enough that it does not matter whether
-rounding lets a sample stop one step earlier; then the losses agree to a few units in the last place.
+Sums over two shares are rounded otherwise than sums over the whole, and training can magnify that:
+a unit that is just switched on in one run and off in the other changes the gradient at once, by
+more the larger the steps. Two runs of one process whose weights differ in the last bit part in the
+same way. Here the steps are small, and the solves exact enough that it does not matter whether
+rounding lets a sample stop one step earlier; then the losses agree to a few units in the last
+place.
 """
 
 import os
@@ -27,9 +29,9 @@ from equipoise.cli import main
 from equipoise.data import Dataset, batches
 from equipoise.engine import (
     Group,
-    Optimizer,
-    Schedule,
-    Train,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
     Trainer,
     distributed,
     make_progress,
@@ -37,7 +39,7 @@ from equipoise.engine import (
     read_checkpoint,
     read_metrics,
 )
-from equipoise.recipes import load_config, resume_run, train_run
+from equipoise.runs import load_config, resume_run, train_run
 
 STEPS = 16
 SETTINGS = [
@@ -59,10 +61,24 @@ MOMENT = 5  # the step in which something happens: after a checkpoint and before
 @contextmanager
 def torchrun(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start two processes, and leave none behind, however the test ends; what they print goes to a file in the folder."""
-    environment = {name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)}
+    environment = {
+        name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)
+    }
     environment |= {"OMP_NUM_THREADS": "1"}
-    options = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    command = [sys.executable, "-m", "torch.distributed.run", *options, "--monitor-interval=0.1", *words]
+    options = [
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *options,
+        "--monitor-interval=0.1",
+        *words,
+    ]
     with (folder / "printed.txt").open("wb") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -97,8 +113,14 @@ def agree(actual: Path, expected: Path) -> None:
     assert [line["step"] for line in lines(actual, "step")] == list(range(1, STEPS + 1))
     for found, line in zip(lines(actual, "step"), lines(expected, "step"), strict=True):
         for name in ("loss", "accuracy", "learning_rate", "gradient_norm"):
-            assert found[name] == pytest.approx(line[name], rel=1e-5, abs=1e-5), (name, line["step"])
-        assert (found["forward_status"], found["backward_status"]) == (line["forward_status"], line["backward_status"])
+            assert found[name] == pytest.approx(line[name], rel=1e-5, abs=1e-5), (
+                name,
+                line["step"],
+            )
+        assert (found["forward_status"], found["backward_status"]) == (
+            line["forward_status"],
+            line["backward_status"],
+        )
         assert (found["epoch"], found["skipped"]) == (line["epoch"], False)
     for found, line in zip(lines(actual, "epoch"), lines(expected, "epoch"), strict=True):
         assert found["train"] == pytest.approx(line["train"], rel=1e-5, abs=1e-5)
@@ -107,7 +129,9 @@ def agree(actual: Path, expected: Path) -> None:
         # An odd number: one process scores one sample more than the other.
         assert found["test"].pop("status") == line["test"].pop("status") == {"CONVERGED": 359}
         assert found["test"]["samples"] == 359
-        assert found["test"].pop("forward_steps") == pytest.approx(line["test"].pop("forward_steps"), rel=1e-2)
+        assert found["test"].pop("forward_steps") == pytest.approx(
+            line["test"].pop("forward_steps"), rel=1e-2
+        )
         assert found["test"] == pytest.approx(line["test"], rel=1e-5, abs=1e-5)
     torch.testing.assert_close(weights(actual), weights(expected), rtol=1e-4, atol=1e-4)
 
@@ -126,16 +150,22 @@ def test_two_processes_train_like_one(pair: Path, tmp_path: Path) -> None:
     train_run(load_config("digits", SETTINGS), tmp_path, quiet=True)
     agree(pair, tmp_path)
     assert (pair / "report.html").exists()
-    assert {path.name for path in (pair / "checkpoints").iterdir()} == {f"step-{step:09d}.safetensors" for step in (14, 16)}
+    assert {path.name for path in (pair / "checkpoints").iterdir()} == {
+        f"step-{step:09d}.safetensors" for step in (14, 16)
+    }
 
 
 def test_killed_process_is_started_again_and_finishes(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, printed = run(tmp_path, "--max-restarts=2", __file__, "kill", *TRAIN, "--output", str(folder))
+    code, printed = run(
+        tmp_path, "--max-restarts=2", __file__, "kill", *TRAIN, "--output", str(folder)
+    )
     assert code == 0, printed
     assert printed.count("killed in step 5") == 1
     assert [line["step"] for line in lines(folder, "step")] == list(range(1, STEPS + 1))
-    assert [line["loss"] for line in lines(folder, "step")] == [line["loss"] for line in lines(pair, "step")]
+    assert [line["loss"] for line in lines(folder, "step")] == [
+        line["loss"] for line in lines(pair, "step")
+    ]
     for name, tensor in weights(pair).items():
         assert torch.equal(weights(folder)[name], tensor), name
 
@@ -158,7 +188,9 @@ def test_stopped_run_goes_on_with_another_number_of_processes(pair: Path, tmp_pa
     folder = tmp_path / "run"
     code, printed = run(tmp_path, __file__, "stop", *TRAIN, "--output", str(folder))
     assert code != 0
-    assert printed.count(f"equipoise: interrupted; go on with: equipoise resume {folder}") == 2, printed
+    assert printed.count(f"equipoise: interrupted; go on with: equipoise resume {folder}") == 2, (
+        printed
+    )
     last = max(line["step"] for line in lines(folder, "step"))
     assert MOMENT <= last < STEPS
     assert (folder / "checkpoints" / f"step-{last:09d}.safetensors").exists()
@@ -168,11 +200,22 @@ def test_stopped_run_goes_on_with_another_number_of_processes(pair: Path, tmp_pa
 
 def test_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, printed = run(tmp_path, "-m", "equipoise", "train", "digits", "train.batch=63", "--output", str(folder))
+    code, printed = run(
+        tmp_path, "-m", "equipoise", "train", "digits", "train.batch=63", "--output", str(folder)
+    )
     assert code != 0
     assert re.search(r"exitcode +: 2 ", printed), printed
     # Once a process has ended, torchrun ends the other, which may not have come so far.
-    assert 1 <= len(re.findall("equipoise: error: .*train.batch must be a multiple of the 2 processes; got 63", printed)) <= 2
+    assert (
+        1
+        <= len(
+            re.findall(
+                "equipoise: error: .*train.batch must be a multiple of the 2 processes; got 63",
+                printed,
+            )
+        )
+        <= 2
+    )
     assert not folder.exists()
 
 
@@ -197,7 +240,8 @@ class Scaled(Cell):
 def train_on_poison(folder: Path, group: Group, *, resume: bool = False) -> Trainer:
     """Train where NaN comes in step 2 and a solve that diverges in step 4, both in the share of the second of two processes.
 
-    Whatever the equilibrium, the output is bounded: nothing that the processes exchange tells of the divergence.
+    Whatever the equilibrium, the output is bounded: nothing that the processes exchange tells of
+    the divergence.
     """
     torch.manual_seed(0)
     x, y = torch.cat([torch.rand(48, 4), torch.ones(48, 1)], 1), torch.randint(3, (48,))
@@ -210,9 +254,9 @@ def train_on_poison(folder: Path, group: Group, *, resume: bool = False) -> Trai
         nn.Sequential(layer, nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 3)),
         make_task("auto", data),
         data,
-        settings=Train(epochs=1, batch=8, log_every=1),
-        optimizer=Optimizer("sgd", learning_rate=0.1),
-        schedule=Schedule("constant"),
+        settings=TrainConfig(epochs=1, batch=8, log_every=1),
+        optimizer=OptimizerConfig("sgd", learning_rate=0.1),
+        schedule=ScheduleConfig("constant"),
         folder=folder,
         group=group,
         progress=make_progress(quiet=group.world == 1 or not group.is_main),
@@ -228,7 +272,9 @@ def test_step_that_fails_in_one_process_is_skipped_in_all(tmp_path: Path) -> Non
     both = [read_checkpoint(tmp_path / f"weights-{rank}.safetensors")[0] for rank in (0, 1)]
     assert all(torch.equal(tensor, both[1][name]) for name, tensor in both[0].items())
     alone = tmp_path / "alone"
-    torch.testing.assert_close(both[0], train_on_poison(alone, Group()).model.state_dict(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        both[0], train_on_poison(alone, Group()).model.state_dict(), rtol=1e-5, atol=1e-5
+    )
     for folder in (tmp_path / "process-0", alone):
         assert [line["step"] for line in lines(folder, "step") if line["skipped"]] == [2, 4]
 
@@ -239,8 +285,13 @@ def work_on_poison(folder: Path) -> None:
 
     with Group.from_environment("cpu") as group:
         own = folder / f"process-{group.rank}"
-        write_checkpoint(folder / f"weights-{group.rank}.safetensors", train_on_poison(own, group).model.state_dict(), {})
-        # Only the first process writes checkpoints, so that in a folder of its own the second finds none.
+        write_checkpoint(
+            folder / f"weights-{group.rank}.safetensors",
+            train_on_poison(own, group).model.state_dict(),
+            {},
+        )
+        # Only the first process writes checkpoints, so that in a folder of its own the second finds
+        # none.
         with pytest.raises(ValueError, match="must be a folder that all processes share"):
             train_on_poison(own, group, resume=True)
 

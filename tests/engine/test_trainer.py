@@ -14,9 +14,9 @@ from equipoise.engine import (
     CheckpointError,
     Group,
     Interrupted,
-    Optimizer,
-    Schedule,
-    Train,
+    OptimizerConfig,
+    ScheduleConfig,
+    TrainConfig,
     Trainer,
     evaluate,
     make_task,
@@ -38,7 +38,9 @@ class Blobs:
         self.x[:, 0, 0, :3] += 3 * nn.functional.one_hot(self.y, 3)
 
     def dataset(self) -> Dataset:
-        return Dataset("blobs", "train", "classification", ("a", "b", "c"), (1, 8, 8), self.x, self.y)
+        return Dataset(
+            "blobs", "train", "classification", ("a", "b", "c"), (1, 8, 8), self.x, self.y
+        )
 
 
 class Small(nn.Module):
@@ -59,17 +61,28 @@ class Quiet(SilentProgress):
     """Takes warnings about solves, as displays do, and shows nothing."""
 
 
-def make(folder: Path | None = None, *, data: Dataset | None = None, model: nn.Module | None = None, progress=None, **settings):
+def make(
+    folder: Path | None = None,
+    *,
+    data: Dataset | None = None,
+    model: nn.Module | None = None,
+    progress=None,
+    **settings,
+):
     torch.manual_seed(0)
     data = data or Blobs().dataset()
-    parts = {name: settings.pop(name) for name in ("optimizer", "schedule", "held_out") if name in settings}
+    parts = {
+        name: settings.pop(name)
+        for name in ("optimizer", "schedule", "held_out")
+        if name in settings
+    }
     test = settings.pop("test", data)
     return Trainer(
         model or Small(),
         make_task("auto", data),
         data,
         test,
-        settings=Train(**{"epochs": 3, "batch": 16, "log_every": 1, "ema": 0.5, **settings}),
+        settings=TrainConfig(**{"epochs": 3, "batch": 16, "log_every": 1, "ema": 0.5, **settings}),
         folder=folder,
         progress=progress or Quiet(),
         **parts,
@@ -82,7 +95,11 @@ def tensors(trainer: Trainer) -> dict[str, torch.Tensor]:
         for i, each in trainer.optimizer.state_dict()["state"].items()
         for name, value in each.items()
     }
-    average = {f"average.{name}": value for name, value in trainer.average.values.items()} if trainer.average else {}
+    average = (
+        {f"average.{name}": value for name, value in trainer.average.values.items()}
+        if trainer.average
+        else {}
+    )
     return {**trainer.model.state_dict(), **state, **average, "random": torch.get_rng_state()}
 
 
@@ -105,7 +122,11 @@ class StopAt(SilentProgress):
 
 
 def test_trainer_equals_a_plain_loop_in_pytorch_bit_for_bit():
-    trainer = make(ema=0.0, optimizer=Optimizer("adamw", 1e-2, 1e-2, decay_all=True), schedule=Schedule("constant"))
+    trainer = make(
+        ema=0.0,
+        optimizer=OptimizerConfig("adamw", 1e-2, 1e-2, decay_all=True),
+        schedule=ScheduleConfig("constant"),
+    )
     trainer.fit()
 
     torch.manual_seed(0)
@@ -123,7 +144,7 @@ def test_trainer_equals_a_plain_loop_in_pytorch_bit_for_bit():
 
 
 def test_trainer_learns_and_says_what_its_solves_did(tmp_path):
-    summary = make(tmp_path, epochs=8, optimizer=Optimizer("adam", 2e-2)).fit()
+    summary = make(tmp_path, epochs=8, optimizer=OptimizerConfig("adam", 2e-2)).fit()
     assert summary.test["accuracy"] == 1
     assert summary.test["samples"] == 96
     assert summary.test["missed"] == 0
@@ -137,13 +158,23 @@ def test_trainer_learns_and_says_what_its_solves_did(tmp_path):
     epochs = [line for line in lines if line["kind"] == "epoch"]
     assert [line["step"] for line in steps] == list(range(1, 49))
     assert [line["epoch"] for line in epochs] == list(range(8))
-    for name in ("loss", "accuracy", "learning_rate", "gradient_norm", "forward_steps", "backward_steps", "samples_per_second"):
+    for name in (
+        "loss",
+        "accuracy",
+        "learning_rate",
+        "gradient_norm",
+        "forward_steps",
+        "backward_steps",
+        "samples_per_second",
+    ):
         assert all(math.isfinite(line[name]) and line[name] >= 0 for line in steps), name
     assert all(0 < line["forward_residual"] <= 1e-4 for line in steps)
     assert all(0 <= line["backward_residual"] <= 1e-4 for line in steps)
     assert all(line["operator_norms"].keys() == {"equilibrium.1"} for line in epochs)
     assert all(sum(line["forward_status"].values()) == 96 for line in epochs)
-    assert epochs[-1]["train"]["loss"] == pytest.approx(sum(line["loss"] for line in steps[-6:]) / 6)
+    assert epochs[-1]["train"]["loss"] == pytest.approx(
+        sum(line["loss"] for line in steps[-6:]) / 6
+    )
 
 
 @pytest.mark.parametrize("at", [1, 6, 9, 17, 18])
@@ -164,19 +195,34 @@ def test_resume_after_a_signal_is_bit_identical(tmp_path, at, number):
 
     def lines(folder):
         timing = ("seconds", "samples_per_second")
-        return [{k: v for k, v in line.items() if k not in timing} for line in read_metrics(folder / "metrics.jsonl")]
+        return [
+            {k: v for k, v in line.items() if k not in timing}
+            for line in read_metrics(folder / "metrics.jsonl")
+        ]
 
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
-    weights = [read_checkpoint(tmp_path / part / "model.safetensors")[0] for part in ("whole", "parts")]
+    weights = [
+        read_checkpoint(tmp_path / part / "model.safetensors")[0] for part in ("whole", "parts")
+    ]
     assert_same(*weights)
 
 
 @pytest.mark.parametrize(
-    "optimizer", [Optimizer("sgd", 0.1, 1e-3, nesterov=True), Optimizer("adam"), Optimizer("adamw", 1e-3, 1e-2)]
+    "optimizer",
+    [
+        OptimizerConfig("sgd", 0.1, 1e-3, nesterov=True),
+        OptimizerConfig("adam"),
+        OptimizerConfig("adamw", 1e-3, 1e-2),
+    ],
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_resume_is_bit_identical_for_every_optimizer(tmp_path, optimizer, precision):
-    settings = {"optimizer": optimizer, "schedule": Schedule("one-cycle"), "precision": precision, "clip": 0.5}
+    settings = {
+        "optimizer": optimizer,
+        "schedule": ScheduleConfig("one-cycle"),
+        "precision": precision,
+        "clip": 0.5,
+    }
     whole = make(tmp_path / "whole", **settings)
     whole.fit()
     with pytest.raises(Interrupted):
@@ -204,8 +250,14 @@ def test_resume_of_a_finished_run_returns_its_summary(tmp_path):
     ("change", "reason"),
     [
         ({"batch": 32}, "a checkpoint of a run with other settings: train.batch differs"),
-        ({"optimizer": Optimizer("sgd")}, "a checkpoint of a run with other settings: optimizer.name differs"),
-        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 3))}, "weights of another model: '1.bias' is in one of them only"),
+        (
+            {"optimizer": OptimizerConfig("sgd")},
+            "a checkpoint of a run with other settings: optimizer.name differs",
+        ),
+        (
+            {"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 3))},
+            "weights of another model: '1.bias' is in one of them only",
+        ),
     ],
 )
 def test_resume_of_another_run_is_refused_in_one_line(tmp_path, change, reason):
@@ -222,7 +274,7 @@ def poisoned(rows: list[int]) -> Dataset:
     return blobs.dataset()
 
 
-class Watch(SilentProgress):
+class Monitor(SilentProgress):
     """Keeps what the model holds after each step, and what the display is told."""
 
     def __init__(self) -> None:
@@ -246,9 +298,14 @@ class Watch(SilentProgress):
 
 
 def test_step_with_nan_is_skipped_and_changes_no_bit(tmp_path):
-    watch = Watch()
+    watch = Monitor()
     trainer = watch.trainer = make(
-        tmp_path, data=poisoned([5]), optimizer=Optimizer("sgd", 0.1), test=Blobs().dataset(), progress=watch, epochs=2
+        tmp_path,
+        data=poisoned([5]),
+        optimizer=OptimizerConfig("sgd", 0.1),
+        test=Blobs().dataset(),
+        progress=watch,
+        epochs=2,
     )
     summary = trainer.fit()
     lines = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "step"]
@@ -258,10 +315,18 @@ def test_step_with_nan_is_skipped_and_changes_no_bit(tmp_path):
         assert_same(watch.states[number], watch.states[number + 1])
         assert lines[number]["loss"] is None
     others = [number for number in range(12) if number not in skipped]
-    assert all(not torch.equal(watch.states[n]["head.weight"], watch.states[n + 1]["head.weight"]) for n in others)
+    assert all(
+        not torch.equal(watch.states[n]["head.weight"], watch.states[n + 1]["head.weight"])
+        for n in others
+    )
     assert all(torch.isfinite(value).all() for value in tensors(trainer).values())
-    assert any("was skipped: forward solve: 16 of 16 samples met NaN or infinity" in note for note in watch.notes)
-    assert summary.forward_status["NONFINITE"] == 32  # batch normalisation spreads it over the batch
+    assert any(
+        "was skipped: forward solve: 16 of 16 samples met NaN or infinity" in note
+        for note in watch.notes
+    )
+    assert (
+        summary.forward_status["NONFINITE"] == 32
+    )  # batch normalisation spreads it over the batch
 
 
 class Blowing(equipoise.Cell):
@@ -296,8 +361,17 @@ def test_ten_failed_steps_in_a_row_stop_the_run_with_cause_and_remedy(tmp_path):
 
 
 def test_nine_failed_steps_in_a_row_do_not():
-    rows = list(range(9 * 8))  # 12 batches of 8 in the order of the seed; fill all but three with NaN
-    order = torch.cat([y for _, y in batches(Dataset("i", "train", "arrays", (), (), torch.arange(96), torch.arange(96)), 8)])
+    rows = list(
+        range(9 * 8)
+    )  # 12 batches of 8 in the order of the seed; fill all but three with NaN
+    order = torch.cat(
+        [
+            y
+            for _, y in batches(
+                Dataset("i", "train", "arrays", (), (), torch.arange(96), torch.arange(96)), 8
+            )
+        ]
+    )
     trainer = make(data=poisoned(order[rows].tolist()), test=None, epochs=1, batch=8)
     assert trainer.fit().skipped == 9
 
@@ -311,7 +385,10 @@ def test_infinite_loss_is_skipped_with_its_own_reason():
         def forward(self, x):
             return self.head(x.flatten(1)) * math.inf
 
-    with pytest.raises(equipoise.ConvergenceError, match=r"the loss was nan; lower optimizer.learning_rate or set train.clip"):
+    with pytest.raises(
+        equipoise.ConvergenceError,
+        match=r"the loss was nan; lower optimizer.learning_rate or set train.clip",
+    ):
         make(model=Exploding(), ema=0.0, test=None).fit()
 
 
@@ -329,7 +406,10 @@ def test_evaluate_says_how_many_samples_missed_the_tolerance():
 
 def test_evaluate_leaves_mode_weights_and_random_numbers_alone():
     data, model = Blobs().dataset(), Small()
-    before, state = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    before, state = (
+        {name: value.clone() for name, value in model.state_dict().items()},
+        torch.get_rng_state(),
+    )
     model.train()
     evaluate(model, make_task("auto", data), data, batch=7)
     assert model.training
@@ -346,7 +426,7 @@ def test_evaluate_does_not_depend_on_the_batch(batch):
 
 
 def test_average_is_what_its_formula_says_and_what_is_kept(tmp_path):
-    watch = Watch()
+    watch = Monitor()
     trainer = watch.trainer = make(tmp_path, progress=watch, ema=0.9, epochs=2)
     start = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
     trainer.fit()
@@ -357,7 +437,9 @@ def test_average_is_what_its_formula_says_and_what_is_kept(tmp_path):
     kept, _ = read_checkpoint(tmp_path / "model.safetensors")
     assert torch.allclose(kept["head.weight"], average, atol=1e-6)
     assert not torch.equal(kept["head.weight"], watch.states[-1]["head.weight"])
-    assert_same(kept, trainer.model.state_dict())  # the model is left with the weights that were scored
+    assert_same(
+        kept, trainer.model.state_dict()
+    )  # the model is left with the weights that were scored
     assert not torch.equal(kept["norm.running_mean"], watch.states[-1]["norm.running_mean"])
 
 
@@ -366,7 +448,14 @@ def test_early_stop_keeps_the_best_weights(tmp_path):
     held.y = held.y.roll(1)  # wrong answers: learning makes the score worse
     wrong = Dataset("blobs", "val", "classification", ("a", "b", "c"), (1, 8, 8), held.x, held.y)
     trainer = make(
-        tmp_path, data=train, test=wrong, held_out=True, epochs=30, patience=3, ema=0.0, optimizer=Optimizer("adam", 3e-2)
+        tmp_path,
+        data=train,
+        test=wrong,
+        held_out=True,
+        epochs=30,
+        patience=3,
+        ema=0.0,
+        optimizer=OptimizerConfig("adam", 3e-2),
     )
     summary = trainer.fit()
     epochs = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "epoch"]
@@ -385,8 +474,17 @@ def test_early_stop_keeps_the_best_weights(tmp_path):
 @pytest.mark.parametrize("at", [7, 15])
 def test_resume_of_a_run_that_stops_early_is_bit_identical(tmp_path, at):
     train, held = Blobs(96).dataset(), Blobs(48, seed=1)
-    wrong = Dataset("blobs", "val", "classification", ("a", "b", "c"), (1, 8, 8), held.x, held.y.roll(1))
-    settings = {"data": train, "test": wrong, "held_out": True, "epochs": 30, "patience": 3, "optimizer": Optimizer("adam", 3e-2)}
+    wrong = Dataset(
+        "blobs", "val", "classification", ("a", "b", "c"), (1, 8, 8), held.x, held.y.roll(1)
+    )
+    settings = {
+        "data": train,
+        "test": wrong,
+        "held_out": True,
+        "epochs": 30,
+        "patience": 3,
+        "optimizer": OptimizerConfig("adam", 3e-2),
+    }
     whole = make(tmp_path / "whole", **settings)
     expected = whole.fit()
     with pytest.raises(Interrupted):
@@ -411,7 +509,10 @@ def test_fit_writes_over_no_other_run(tmp_path):
     trainer = make(tmp_path)
     trainer.fit()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"holds a run already\. Pass resume=True to go on with it, or another folder"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds a run already\. Pass resume=True to go on with it, or another folder",
+    ):
         make(tmp_path).fit()
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     with pytest.raises(ValueError, match=r"Trainer\.fit must be called once"):
@@ -419,7 +520,9 @@ def test_fit_writes_over_no_other_run(tmp_path):
 
 
 def test_last_batch_of_one_sample_is_refused_for_batch_normalisation():
-    with pytest.raises(ValueError, match=r"train\.batch must not leave one sample for the last step"):
+    with pytest.raises(
+        ValueError, match=r"train\.batch must not leave one sample for the last step"
+    ):
         make(batch=19)  # 96 = 5 * 19 + 1
     make(batch=19, model=nn.Sequential(nn.Flatten(), nn.Linear(64, 3)), epochs=1).fit()
 
@@ -443,7 +546,9 @@ class Pair(nn.Module):
 
     def __init__(self, steps: int) -> None:
         super().__init__()
-        self.first = equipoise.OptEq(64, 8, 8, solver="fixed_point", tolerance=1e-7, max_steps=steps, on_failure="ignore")
+        self.first = equipoise.OptEq(
+            64, 8, 8, solver="fixed_point", tolerance=1e-7, max_steps=steps, on_failure="ignore"
+        )
         self.first.cell.coupled = True
         self.second = equipoise.OptEq(8, 8, 8)
         self.head = nn.Linear(8, 3)
@@ -464,12 +569,27 @@ def test_patience_without_held_out_samples_is_refused():
 
 
 def test_clip_bounds_the_gradient_that_is_stepped_on():
-    trainer = make(clip=1e-3, ema=0.0, epochs=1, optimizer=Optimizer("sgd", 1.0, momentum=0.0), schedule=Schedule("constant"))
+    trainer = make(
+        clip=1e-3,
+        ema=0.0,
+        epochs=1,
+        optimizer=OptimizerConfig("sgd", 1.0, momentum=0.0),
+        schedule=ScheduleConfig("constant"),
+    )
     before = [weight.detach().clone() for weight in trainer.model.parameters()]
-    trainer.train = trainer.train.take(range(16))
+    trainer.train = trainer.train.select_rows(range(16))
     trainer.steps_per_epoch = trainer.steps = 1
     trainer.fit()
-    moved = torch.cat([(old - new).flatten() for old, new in zip(before, trainer.model.parameters(), strict=True)]).norm().item()
+    moved = (
+        torch.cat(
+            [
+                (old - new).flatten()
+                for old, new in zip(before, trainer.model.parameters(), strict=True)
+            ]
+        )
+        .norm()
+        .item()
+    )
     assert moved == pytest.approx(1e-3, rel=1e-3)
 
 
@@ -482,7 +602,9 @@ def test_float16_looks_for_its_scale_without_failing(tmp_path):
         def forward(self, x):
             return 300 * self.head(x.flatten(1))
 
-    trainer = make(tmp_path, precision="float16", model=Steep(), ema=0.0, epochs=4, failures=1, test=None)
+    trainer = make(
+        tmp_path, precision="float16", model=Steep(), ema=0.0, epochs=4, failures=1, test=None
+    )
     trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
     trainer.state.scaler = trainer.scaler
     summary = trainer.fit()
@@ -491,14 +613,14 @@ def test_float16_looks_for_its_scale_without_failing(tmp_path):
 
 
 def test_float16_scales_gradients_and_learns():
-    trainer = make(precision="float16", epochs=6, optimizer=Optimizer("adam", 2e-2))
+    trainer = make(precision="float16", epochs=6, optimizer=OptimizerConfig("adam", 2e-2))
     assert trainer.fit().test["accuracy"] == 1
     assert trainer.scaler.is_enabled()
 
 
 def test_norms_stay_projected_in_training(tmp_path):
     model = Small(norm="project", bound=0.5)
-    make(tmp_path, model=model, optimizer=Optimizer("adam", 0.1)).fit()
+    make(tmp_path, model=model, optimizer=OptimizerConfig("adam", 0.1)).fit()
     assert 0 < operator_norms(model)["equilibrium.1"] <= 0.5 * (1 + 1e-5)
 
 
@@ -508,13 +630,24 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     lines = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["kind"] == "step"]
-    assert [event.value for event in events.Scalars("step/loss")] == pytest.approx([line["loss"] for line in lines])
+    assert [event.value for event in events.Scalars("step/loss")] == pytest.approx(
+        [line["loss"] for line in lines]
+    )
 
 
 def test_batch_must_divide_among_processes():
     data = Blobs().dataset()
-    with pytest.raises(ValueError, match=r"^train.batch must be a multiple of the 3 processes; got 16\.$"):
-        Trainer(Small(), make_task("auto", data), data, settings=Train(batch=16), group=Group(world=3), progress=SilentProgress())
+    with pytest.raises(
+        ValueError, match=r"^train.batch must be a multiple of the 3 processes; got 16\.$"
+    ):
+        Trainer(
+            Small(),
+            make_task("auto", data),
+            data,
+            settings=TrainConfig(batch=16),
+            group=Group(world=3),
+            progress=SilentProgress(),
+        )
 
 
 def test_model_without_weights_is_refused():
@@ -527,5 +660,9 @@ def test_checkpoints_hold_nothing_but_tensors_and_json(tmp_path):
     for path in (tmp_path / "checkpoints").iterdir():
         _, state = read_checkpoint(path)
         assert json.loads(json.dumps(state)) == state
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "metrics.jsonl", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoints",
+        "metrics.jsonl",
+        "model.safetensors",
+    ]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2

@@ -41,7 +41,9 @@ def test_frobenius_penalty_of_one_sample_is_a_pulled_back_vector() -> None:
 def test_frobenius_penalty_repeats_with_a_generator() -> None:
     A = bounded(4, 4, 0.7)
     z = torch.zeros(3, 4, dtype=torch.float64)
-    first, again, other = (frobenius_penalty(lambda u: u @ A.T, z, generator=generator(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        frobenius_penalty(lambda u: u @ A.T, z, generator=generator(seed)) for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -52,7 +54,9 @@ def test_frobenius_penalty_is_differentiable_in_weights_and_state(samples: int) 
     z = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
 
     def penalty(W: Tensor, z: Tensor) -> Tensor:
-        return frobenius_penalty(lambda u: torch.tanh(u @ W.T), z, samples=samples, generator=generator())
+        return frobenius_penalty(
+            lambda u: torch.tanh(u @ W.T), z, samples=samples, generator=generator()
+        )
 
     assert torch.autograd.gradcheck(penalty, (W, z))
 
@@ -74,13 +78,19 @@ def test_frobenius_penalty_works_without_gradients_recorded() -> None:
     z = torch.zeros(3, 4, dtype=torch.float64)
     with torch.no_grad():
         found = frobenius_penalty(lambda u: u @ A.T, z, generator=generator())
-    torch.testing.assert_close(found, frobenius_penalty(lambda u: u @ A.T, z, generator=generator()))
+    torch.testing.assert_close(
+        found, frobenius_penalty(lambda u: u @ A.T, z, generator=generator())
+    )
 
 
 def test_frobenius_penalty_of_a_tree_counts_all_of_it() -> None:
     z = (torch.zeros(3, 2, dtype=torch.float64), torch.zeros(3, 5, dtype=torch.float64))
-    found = frobenius_penalty(lambda u: (2 * u[0], 3 * u[1]), z, samples=4000, generator=generator())
-    torch.testing.assert_close(found, torch.full((3,), (4 * 2 + 9 * 5) / 7, dtype=torch.float64), rtol=0.1, atol=0)
+    found = frobenius_penalty(
+        lambda u: (2 * u[0], 3 * u[1]), z, samples=4000, generator=generator()
+    )
+    torch.testing.assert_close(
+        found, torch.full((3,), (4 * 2 + 9 * 5) / 7, dtype=torch.float64), rtol=0.1, atol=0
+    )
 
 
 def test_frobenius_penalty_of_a_constant_step_is_zero() -> None:
@@ -90,7 +100,9 @@ def test_frobenius_penalty_of_a_constant_step_is_zero() -> None:
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True])
 def test_frobenius_penalty_refuses_a_wrong_number_of_samples(samples: object) -> None:
-    with pytest.raises(ValueError, match=r"frobenius_penalty.samples must be a whole number of at least 1; got"):
+    with pytest.raises(
+        ValueError, match=r"frobenius_penalty.samples must be a whole number of at least 1; got"
+    ):
         frobenius_penalty(lambda u: u, torch.zeros(3, 4), samples=samples)
 
 
@@ -104,21 +116,37 @@ def radius(A: Tensor, **options: object) -> Tensor:
 
 def similar(middle: Tensor) -> Tensor:
     """A matrix with the eigenvalues of `middle` and eigenvectors that are not orthogonal."""
-    basis = torch.eye(len(middle), dtype=middle.dtype) + 0.3 * bounded(len(middle), len(middle), 1.0)
+    basis = torch.eye(len(middle), dtype=middle.dtype) + 0.3 * bounded(
+        len(middle), len(middle), 1.0
+    )
     return basis @ middle @ torch.linalg.inv(basis)
 
 
 MATRICES = {
-    "real dominant": lambda: similar(torch.diag(torch.tensor([0.9, 0.5, -0.3, 0.1], dtype=torch.float64))),
-    "negative dominant": lambda: similar(torch.diag(torch.tensor([-0.9, 0.5, -0.3, 0.1], dtype=torch.float64))),
-    "opposite pair": lambda: similar(torch.diag(torch.tensor([0.9, -0.9, 0.3, 0.1], dtype=torch.float64))),
+    "real dominant": lambda: similar(
+        torch.diag(torch.tensor([0.9, 0.5, -0.3, 0.1], dtype=torch.float64))
+    ),
+    "negative dominant": lambda: similar(
+        torch.diag(torch.tensor([-0.9, 0.5, -0.3, 0.1], dtype=torch.float64))
+    ),
+    "opposite pair": lambda: similar(
+        torch.diag(torch.tensor([0.9, -0.9, 0.3, 0.1], dtype=torch.float64))
+    ),
     "complex pair": lambda: similar(
-        torch.block_diag(torch.tensor([[0.3, -0.8], [0.8, 0.3]], dtype=torch.float64), torch.tensor([[0.5]], dtype=torch.float64))
+        torch.block_diag(
+            torch.tensor([[0.3, -0.8], [0.8, 0.3]], dtype=torch.float64),
+            torch.tensor([[0.5]], dtype=torch.float64),
+        )
     ),
     "imaginary pair": lambda: similar(
-        torch.block_diag(torch.tensor([[0.0, -0.9], [0.9, 0.0]], dtype=torch.float64), torch.tensor([[0.2]], dtype=torch.float64))
+        torch.block_diag(
+            torch.tensor([[0.0, -0.9], [0.9, 0.0]], dtype=torch.float64),
+            torch.tensor([[0.2]], dtype=torch.float64),
+        )
     ),
-    "larger than one": lambda: similar(torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))),
+    "larger than one": lambda: similar(
+        torch.diag(torch.tensor([3.0, 1.0, 0.5], dtype=torch.float64))
+    ),
     "multiple of the identity": lambda: 0.7 * torch.eye(4, dtype=torch.float64),
     "one number": lambda: torch.tensor([[-0.6]], dtype=torch.float64),
     "tiny": lambda: 1e-9 * similar(torch.diag(torch.tensor([0.9, 0.5, 0.3], dtype=torch.float64))),
@@ -138,7 +166,9 @@ def test_spectral_radius_of_random_matrices(width: int, seed: int) -> None:
     torch.manual_seed(seed)
     A = torch.randn(width, width, dtype=torch.float64)
     exact = torch.linalg.eigvals(A).abs().max()
-    torch.testing.assert_close(radius(A, tolerance=1e-8, max_steps=3000), exact.expand(3), rtol=2e-3, atol=0)
+    torch.testing.assert_close(
+        radius(A, tolerance=1e-8, max_steps=3000), exact.expand(3), rtol=2e-3, atol=0
+    )
 
 
 def test_spectral_radius_of_a_nilpotent_and_of_a_zero_jacobian_is_zero() -> None:
@@ -178,11 +208,16 @@ def test_spectral_radius_in_float32_and_for_no_samples() -> None:
 
 def test_spectral_radius_of_a_nonfinite_jacobian_is_not_a_number() -> None:
     with pytest.warns(ConvergenceWarning, match="still changing after 20 products"):
-        assert spectral_radius(lambda u: torch.nan * u, torch.zeros(2, 3), max_steps=20).isnan().all()
+        assert (
+            spectral_radius(lambda u: torch.nan * u, torch.zeros(2, 3), max_steps=20).isnan().all()
+        )
 
 
 def test_spectral_radius_refuses_inference_mode() -> None:
-    with torch.inference_mode(), pytest.raises(ValueError, match=r"outside of torch\.inference_mode"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match=r"outside of torch\.inference_mode"),
+    ):
         spectral_radius(lambda u: 0.5 * torch.sin(u), torch.zeros(2, 3))
     with torch.no_grad():
         found = spectral_radius(lambda u: 0.5 * torch.sin(u), torch.zeros(2, 3))
@@ -191,5 +226,7 @@ def test_spectral_radius_refuses_inference_mode() -> None:
 
 @pytest.mark.parametrize("max_steps", [0, -1, 2.5, True])
 def test_spectral_radius_refuses_a_wrong_number_of_steps(max_steps: object) -> None:
-    with pytest.raises(ValueError, match=r"spectral_radius.max_steps must be a whole number of at least 1; got"):
+    with pytest.raises(
+        ValueError, match=r"spectral_radius.max_steps must be a whole number of at least 1; got"
+    ):
         spectral_radius(lambda u: u, torch.zeros(3, 4), max_steps=max_steps)

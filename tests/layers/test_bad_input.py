@@ -64,26 +64,46 @@ TREE = r"Cell.step must return the tree of its state; got another nesting or num
         pytest.param(lambda z: z[:, :, None], SHAPE.format(r"\(5, 4, 1\)"), id="deep"),
         pytest.param(lambda z: z.sum(dim=1), SHAPE.format(r"\(5,\)"), id="flat"),
         pytest.param(lambda z: z.sum(), SHAPE.format(r"\(\)"), id="scalar"),
-        pytest.param(lambda z: z.mean(dim=0, keepdim=True) + 1, r"Cell.step must .*; got .*1", id="one row"),
+        pytest.param(
+            lambda z: z.mean(dim=0, keepdim=True) + 1, r"Cell.step must .*; got .*1", id="one row"
+        ),
         pytest.param(lambda z: z[:2] + 1, r"Cell.step must .*; got .*2", id="few rows"),
-        pytest.param(lambda z: torch.cat([z, z]) + 1, r"Cell.step must .*; got .*10", id="more rows"),
-        pytest.param(lambda z: z.float(), r"Cell.step must keep the dtype of its state; got torch.float32 for a state", id="dtype"),
-        pytest.param(lambda z: z.to("meta"), r"Cell.step must stay on the device of its state; got meta for", id="device"),
+        pytest.param(
+            lambda z: torch.cat([z, z]) + 1, r"Cell.step must .*; got .*10", id="more rows"
+        ),
+        pytest.param(
+            lambda z: z.float(),
+            r"Cell.step must keep the dtype of its state; got torch.float32 for a state",
+            id="dtype",
+        ),
+        pytest.param(
+            lambda z: z.to("meta"),
+            r"Cell.step must stay on the device of its state; got meta for",
+            id="device",
+        ),
         pytest.param(lambda z: (z, z), TREE, id="tuple"),
         pytest.param(lambda z: {"z": z}, TREE, id="dict"),
         pytest.param(lambda _: None, TREE, id="none"),
-        pytest.param(lambda _: 3.0, r"Cell.step must be a tensor or a tuple, list or dict of tensors; got a float", id="number"),
+        pytest.param(
+            lambda _: 3.0,
+            r"Cell.step must be a tensor or a tuple, list or dict of tensors; got a float",
+            id="number",
+        ),
     ],
 )
 @pytest.mark.parametrize("solver", ["fixed_point", "anderson", "newton"])
-def test_step_that_changes_the_state_is_refused(step: Any, sentence: str, solver: str, x: Tensor) -> None:
+def test_step_that_changes_the_state_is_refused(
+    step: Any, sentence: str, solver: str, x: Tensor
+) -> None:
     with pytest.raises(ValueError, match=f"^{sentence}"):
         Equilibrium(Stepping(step), solver)(x)
 
 
 def test_step_that_changes_a_tree_is_refused() -> None:
     z0 = (torch.zeros(4, 3), torch.zeros(4, 2))
-    with pytest.raises(ValueError, match=r"^step must return the shape of its state; got \(4, 2\) for a state of"):
+    with pytest.raises(
+        ValueError, match=r"^step must return the shape of its state; got \(4, 2\) for a state of"
+    ):
         solve(lambda z: (z[1], z[0]), z0)
     with pytest.raises(ValueError, match=r"^step must return the tree of its state"):
         solve(lambda z: [z[0], z[1]], z0)
@@ -94,7 +114,9 @@ def test_coupled_step_that_drops_samples_is_refused(x: Tensor) -> None:
         def step(self, z: Tensor, context: Tensor) -> Tensor:
             return z[:3]
 
-    with pytest.raises(ValueError, match=r"^Cell.step must keep the batch size of a coupled state; got 3 for 5\."):
+    with pytest.raises(
+        ValueError, match=r"^Cell.step must keep the batch size of a coupled state; got 3 for 5\."
+    ):
         Equilibrium(Dropping())(x)
 
 
@@ -124,8 +146,10 @@ def test_nonfinite_input_fails_alone_and_is_reported(bad: float, solver: str) ->
     cell = AffineCell(torch.diag(torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=FLOAT)))
     layer = Equilibrium(cell, solver, tolerance=1e-10)
     sentence = (
-        r"^Equilibrium: 1 of 5 samples met NaN or infinity \(worst relative residual .* after \d+ steps\): "
-        r"look for NaN or infinity in the input and the weights, bound the cell's growth, or lower the learning rate\.$"
+        r"^Equilibrium: 1 of 5 samples met NaN or infinity \(worst relative residual .* after "
+        r"\d+ steps\): "
+        r"look for NaN or infinity in the input and the weights, bound the cell's growth, or "
+        r"lower the learning rate\.$"
     )
     with pytest.warns(ConvergenceWarning, match=sentence) as caught:
         z = layer(x)
@@ -188,7 +212,9 @@ def test_tolerance_must_be_a_number(tolerance: object) -> None:
 @pytest.mark.parametrize("count", [0, -1, 2.5, True, "3", None])
 def test_counts_must_be_whole_numbers(count: object) -> None:
     def refused(owner: str):
-        return pytest.raises(ValueError, match=rf"^{owner} must be a whole number of at least 1; got {count!r}\.$")
+        return pytest.raises(
+            ValueError, match=rf"^{owner} must be a whole number of at least 1; got {count!r}\.$"
+        )
 
     with refused("Stop.max_steps"):
         Equilibrium(TanhCell(), max_steps=count)
@@ -218,7 +244,9 @@ def test_counts_must_be_whole_numbers(count: object) -> None:
 @pytest.mark.parametrize("damping", [0, -0.5, 1.5, float("nan")])
 def test_damping_must_be_a_fraction(damping: float) -> None:
     for made in (FixedPoint, Anderson, Phantom, Unrolled):
-        with pytest.raises(ValueError, match=rf"^{made.__name__}.damping must be in \(0, 1\]; got {damping}\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^{made.__name__}.damping must be in \(0, 1\]; got {damping}\.$"
+        ):
             made(damping=damping)
 
 
@@ -230,10 +258,15 @@ def test_newton_forcing_must_be_a_fraction(forcing: float) -> None:
 
 def test_stop_refuses_other_nonsense() -> None:
     for absolute in (-1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=rf"^Stop.absolute must be zero or a positive number; got {absolute}\.$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^Stop.absolute must be zero or a positive number; got {absolute}\.$",
+        ):
             Stop(absolute=absolute)
     for growth in (1, 0.5, float("nan")):
-        with pytest.raises(ValueError, match=rf"^Stop.growth must be greater than 1; got {growth}\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^Stop.growth must be greater than 1; got {growth}\.$"
+        ):
             Stop(growth=growth)
 
 
@@ -245,17 +278,34 @@ def test_stop_and_its_parts_are_not_given_together() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"solver": "andersen"}, r"^solver must be one of accelerated, .*, auto, .*; got 'andersen'\. Did you mean 'anderson'\?$"),
+        (
+            {"solver": "andersen"},
+            r"^solver must be one of accelerated, .*, auto, .*; got 'andersen'\. Did you mean "
+            r"'anderson'\?$",
+        ),
         ({"solver": "autos"}, r"^solver must be one of .*; got 'autos'\. Did you mean 'auto'\?$"),
         ({"solver": ""}, r"^solver must be one of .*; got ''\.$"),
         ({"solver": 3}, r"^solver must be a name or a Solver; got int\.$"),
         ({"solver": None}, r"^solver must be a name or a Solver; got NoneType\.$"),
-        ({"solver": Anderson}, r"^solver must be a name or an object; got the class Anderson\. Write Anderson\(\)\.$"),
+        (
+            {"solver": Anderson},
+            r"^solver must be a name or an object; got the class Anderson\. Write Anderson\(\)\.$",
+        ),
         ({"solver": Implicit()}, r"^solver must be a name or a Solver; got Implicit\.$"),
-        ({"gradient": "implict"}, r"^gradient must be one of implicit, .*; got 'implict'\. Did you mean 'implicit'\?$"),
-        ({"gradient": Implicit}, r"^gradient must be a name or an object; got the class Implicit\. Write Implicit\(\)\.$"),
+        (
+            {"gradient": "implict"},
+            r"^gradient must be one of implicit, .*; got 'implict'\. Did you mean 'implicit'\?$",
+        ),
+        (
+            {"gradient": Implicit},
+            r"^gradient must be a name or an object; got the class Implicit\. Write "
+            r"Implicit\(\)\.$",
+        ),
         ({"gradient": Anderson()}, r"^gradient must be a name or a Gradient; got Anderson\.$"),
-        ({"on_failure": "wran"}, r"^on_failure must be one of ignore, raise, warn; got 'wran'\. Did you mean 'warn'\?$"),
+        (
+            {"on_failure": "wran"},
+            r"^on_failure must be one of ignore, raise, warn; got 'wran'\. Did you mean 'warn'\?$",
+        ),
         ({"on_failure": None}, r"^on_failure must be one of ignore, raise, warn; got None\.$"),
     ],
 )
@@ -265,7 +315,9 @@ def test_wrong_choices_are_refused(options: dict[str, Any], sentence: str) -> No
 
 
 def test_wrong_adjoint_solver_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^solver must be one of .*; got 'gmers'\. Did you mean 'gmres'\?$"):
+    with pytest.raises(
+        ValueError, match=r"^solver must be one of .*; got 'gmers'\. Did you mean 'gmres'\?$"
+    ):
         Implicit(solver="gmers")
     with pytest.raises(ValueError, match=r"got the class GMRES\. Write GMRES\(\)\.$"):
         Implicit(solver=GMRES)
@@ -279,7 +331,10 @@ def test_unknown_keywords_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("cell", [nn.Linear(3, 3), TanhCell, lambda z: z, None])
 def test_cell_must_be_a_cell(cell: Any) -> None:
-    sentence = rf"^Equilibrium.cell must be a Cell; got {type(cell).__name__}\. (For a plain function|Write TanhCell\(...\)).*\.$"
+    sentence = (
+        rf"^Equilibrium.cell must be a Cell; got {type(cell).__name__}\. (For a plain "
+        rf"function|Write TanhCell\(...\)).*\.$"
+    )
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(cell)
 
@@ -295,7 +350,10 @@ def test_context_must_be_batch_first() -> None:
         def initial(self, x: Tensor, context: Any) -> Tensor:
             return torch.zeros_like(x)
 
-    sentence = r"^State and context must be batch first with one batch size; got a state of 5 samples .* \(3, 3\)\. .* in Shared\.$"
+    sentence = (
+        r"^State and context must be batch first with one batch size; got a state of 5 "
+        r"samples .* \(3, 3\)\. .* in Shared\.$"
+    )
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(Turned(torch.zeros(3, 3)))(torch.randn(5, 3))
     with pytest.raises(ValueError, match=r"a context of shape \(\)\."):
@@ -307,17 +365,24 @@ def test_context_must_be_a_tree_of_tensors() -> None:
         def inject(self, x: Tensor) -> Any:
             return (x, "text")
 
-    with pytest.raises(ValueError, match=r"^Cell.inject must be a tensor or a tuple, .*; got a str inside it\.$"):
+    with pytest.raises(
+        ValueError, match=r"^Cell.inject must be a tensor or a tuple, .*; got a str inside it\.$"
+    ):
         Equilibrium(Wrong())(torch.randn(5, 3))
 
 
-@pytest.mark.parametrize("context", [lambda x: (x, x), lambda x: {"x": x}, lambda x: [x], lambda x: (x, Shared(x))])
+@pytest.mark.parametrize(
+    "context", [lambda x: (x, x), lambda x: {"x": x}, lambda x: [x], lambda x: (x, Shared(x))]
+)
 def test_start_must_be_defined_for_a_tree_of_contexts(context: Any, x: Tensor) -> None:
     class Many(TanhCell):
         def inject(self, x: Tensor) -> Any:
             return context(x)
 
-    with pytest.raises(ValueError, match=r"^Many.initial must be defined when inject returns more than one tensor\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^Many.initial must be defined when inject returns more than one tensor\.$",
+    ):
         Equilibrium(Many())(x)
 
 
@@ -330,7 +395,9 @@ def test_start_of_another_batch_is_refused(x: Tensor) -> None:
 
 
 def test_start_on_another_device_is_refused(x: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"^The state must be on the device of the context; got meta and cpu\.$"):
+    with pytest.raises(
+        ValueError, match=r"^The state must be on the device of the context; got meta and cpu\.$"
+    ):
         Equilibrium(TanhCell())(x, torch.zeros(5, 4, dtype=FLOAT, device="meta"))
 
 
@@ -339,7 +406,10 @@ def test_start_of_another_dtype_is_refused(x: Tensor) -> None:
         def step(self, z: Tensor, context: Tensor) -> Tensor:
             return 0.5 * z + context
 
-    with pytest.raises(ValueError, match=r"^Cell.step must keep the dtype of its state; got torch.float64 for a state"):
+    with pytest.raises(
+        ValueError,
+        match=r"^Cell.step must keep the dtype of its state; got torch.float64 for a state",
+    ):
         Equilibrium(Adding())(x, torch.zeros(5, 4))
 
 
@@ -360,11 +430,14 @@ def test_start_of_solve_must_be_a_batch(start: Any) -> None:
 # solvers in the wrong place
 
 
-@pytest.mark.parametrize("solver", [GMRES(), BiCGStab(), Neumann(), ConjugateGradient()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "solver", [GMRES(), BiCGStab(), Neumann(), ConjugateGradient()], ids=lambda s: type(s).__name__
+)
 def test_linear_solver_is_refused_forward(solver: Any, x: Tensor) -> None:
     sentence = (
         rf"^solver {type(solver).__name__} solves linear equations only; got a nonlinear map\. "
-        r"Use it for the adjoint, Implicit\(solver=\.\.\.\), and another one for the forward solve\.$"
+        r"Use it for the adjoint, Implicit\(solver=\.\.\.\), and another one for the forward "
+        r"solve\.$"
     )
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(TanhCell(), solver)(x)
@@ -373,7 +446,8 @@ def test_linear_solver_is_refused_forward(solver: Any, x: Tensor) -> None:
 def test_symmetric_solvers_are_refused_for_other_cells(x: Tensor) -> None:
     def sentence(name: str) -> str:
         return (
-            rf"^solver {name} needs a symmetric positive semidefinite Jacobian; the cell does not declare it\. "
+            rf"^solver {name} needs a symmetric positive semidefinite Jacobian; the cell does "
+            rf"not declare it\. "
             r"Set symmetric = True on the cell if it holds, or take another solver\.$"
         )
 
@@ -392,7 +466,9 @@ def test_refusals_come_without_warnings(x: Tensor) -> None:
     assert caught == []
 
 
-@pytest.mark.parametrize("change", [lambda z, c: z.mul_(0.5).add_(c), lambda z, c: torch.tanh(0.5 * z + c.add_(0.1))])
+@pytest.mark.parametrize(
+    "change", [lambda z, c: z.mul_(0.5).add_(c), lambda z, c: torch.tanh(0.5 * z + c.add_(0.1))]
+)
 def test_step_that_writes_in_place_is_refused(change) -> None:
     with pytest.raises(ValueError, match=r"^A step must not change its state or context in place"):
         solve(change, torch.zeros(3, 2), context=torch.ones(3, 2))
@@ -401,7 +477,10 @@ def test_step_that_writes_in_place_is_refused(change) -> None:
         def step(self, z: Tensor, context: Tensor) -> Tensor:
             return change(z, context)
 
-    with pytest.raises(ValueError, match=r"^A step must not change its state or context in place"), torch.no_grad():
+    with (
+        pytest.raises(ValueError, match=r"^A step must not change its state or context in place"),
+        torch.no_grad(),
+    ):
         Equilibrium(Writing())(torch.randn(5, 3, dtype=FLOAT))
 
 
@@ -416,7 +495,9 @@ def test_batch_normalisation_needs_a_coupled_cell() -> None:
 
     x = torch.randn(5, 3, dtype=FLOAT)
     layer = Equilibrium(Normed())
-    with pytest.raises(ValueError, match=r"^Normed.coupled must be True for batch normalisation in training mode"):
+    with pytest.raises(
+        ValueError, match=r"^Normed.coupled must be True for batch normalisation in training mode"
+    ):
         layer(x)
     assert layer.eval()(x).shape == (5, 4)
     coupled = Normed()

@@ -67,13 +67,21 @@ def test_solver_is_given_by_name_or_object(name: str, x: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("name", "strategy"),
-    [("implicit", Implicit()), ("phantom", Phantom()), ("jacobian_free", JacobianFree()), ("unrolled", Unrolled())],
+    [
+        ("implicit", Implicit()),
+        ("phantom", Phantom()),
+        ("jacobian_free", JacobianFree()),
+        ("unrolled", Unrolled()),
+    ],
 )
 def test_gradient_is_given_by_name_or_object(name: str, strategy: Any, x: Tensor) -> None:
     cell = TanhCell()
     by_name, by_object = Equilibrium(cell, gradient=name), Equilibrium(cell, gradient=strategy)
     assert by_name.gradient == by_object.gradient == strategy
-    found, wanted = (gradients_of(lambda layer=layer: layer(x), [x, *cell.parameters()]) for layer in (by_name, by_object))
+    found, wanted = (
+        gradients_of(lambda layer=layer: layer(x), [x, *cell.parameters()])
+        for layer in (by_name, by_object)
+    )
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
@@ -91,28 +99,44 @@ def test_pickers_read_what_is_declared() -> None:
     assert pick_adjoint(symmetric=False, lipschitz=0.1) == Neumann()
 
 
-@pytest.mark.parametrize("bound", [0.2, torch.tensor(0.2), nn.Parameter(torch.tensor(0.2))], ids=["float", "tensor", "trainable"])
+@pytest.mark.parametrize(
+    "bound",
+    [0.2, torch.tensor(0.2), nn.Parameter(torch.tensor(0.2))],
+    ids=["float", "tensor", "trainable"],
+)
 def test_auto_takes_plain_iteration_for_a_declared_small_bound(bound: Any, x: Tensor) -> None:
     cell = TanhCell(norm=0.2)
     cell.lipschitz = lambda: bound
     auto, plain = Equilibrium(cell), Equilibrium(cell, FixedPoint(), Implicit(Neumann()))
     torch.testing.assert_close(auto(x), plain(x), rtol=0, atol=0)
-    torch.testing.assert_close(gradients_of(lambda: auto(x), [x]), gradients_of(lambda: plain(x), [x]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        gradients_of(lambda: auto(x), [x]), gradients_of(lambda: plain(x), [x]), rtol=0, atol=0
+    )
 
 
 def test_auto_takes_what_the_pickers_say_when_nothing_is_declared(x: Tensor) -> None:
     cell = TanhCell()
-    forward, adjoint = pick_forward(symmetric=False, lipschitz=None), pick_adjoint(symmetric=False, lipschitz=None)
+    forward, adjoint = (
+        pick_forward(symmetric=False, lipschitz=None),
+        pick_adjoint(symmetric=False, lipschitz=None),
+    )
     auto, named = Equilibrium(cell), Equilibrium(cell, forward, Implicit(adjoint))
     assert auto.solver is None
     torch.testing.assert_close(auto(x), named(x), rtol=0, atol=0)
-    torch.testing.assert_close(gradients_of(lambda: auto(x), [x]), gradients_of(lambda: named(x), [x]), rtol=0, atol=0)
+    torch.testing.assert_close(
+        gradients_of(lambda: auto(x), [x]), gradients_of(lambda: named(x), [x]), rtol=0, atol=0
+    )
 
 
 def test_auto_takes_conjugate_gradient_for_a_symmetric_cell(x: Tensor) -> None:
     A = torch.diag(torch.tensor([0.9, 0.5, 0.1], dtype=FLOAT))
-    auto, named = (Equilibrium(AffineCell(A, symmetric=True), gradient=Implicit(s)) for s in ("auto", ConjugateGradient()))
-    torch.testing.assert_close(gradients_of(lambda: auto(x), [x]), gradients_of(lambda: named(x), [x]), rtol=0, atol=0)
+    auto, named = (
+        Equilibrium(AffineCell(A, symmetric=True), gradient=Implicit(s))
+        for s in ("auto", ConjugateGradient())
+    )
+    torch.testing.assert_close(
+        gradients_of(lambda: auto(x), [x]), gradients_of(lambda: named(x), [x]), rtol=0, atol=0
+    )
     assert auto.last.adjoint.steps.max() <= 3
 
 
@@ -176,7 +200,9 @@ def test_trace_keeps_the_path(x: Tensor) -> None:
     torch.testing.assert_close(trace.state[3], unroll(cell, x, 3).detach())
     torch.testing.assert_close(trace.state[-1], z.detach(), rtol=0, atol=0)
     f = cell.step(trace.state[2], cell.inject(x))
-    torch.testing.assert_close(trace.residual[2], ((f - trace.state[2]).norm(dim=1) / f.norm(dim=1)).detach())
+    torch.testing.assert_close(
+        trace.residual[2], ((f - trace.state[2]).norm(dim=1) / f.norm(dim=1)).detach()
+    )
     assert not trace.state[0].requires_grad
     layer(x)
     assert layer.last.trace is None
@@ -222,7 +248,9 @@ def test_layer_works_without_gradients_and_in_inference_mode(x: Tensor) -> None:
             assert not layer(x).requires_grad
         with torch.inference_mode():
             torch.testing.assert_close(layer(x.detach()), z.detach(), rtol=1e-8, atol=1e-9)
-        assert torch.equal(layer.last.evaluations, evaluations)  # the same solve, not a degenerate one
+        assert torch.equal(
+            layer.last.evaluations, evaluations
+        )  # the same solve, not a degenerate one
 
 
 # what is remembered
@@ -262,23 +290,32 @@ def test_each_of_two_calls_gets_its_own_adjoint(x: Tensor) -> None:
     (first.sum() + second.sum()).backward()
     assert of_first.adjoint.value.shape == (5, 4)
     assert of_second.adjoint.value.shape == (3, 4)
-    assert layer.adjoint_outcomes.solves == 2
+    assert layer.adjoint_policy.solves == 2
 
 
 def test_outcomes_count_samples_forward_and_backward(x: Tensor) -> None:
     layer = Equilibrium(TanhCell())
     for _ in range(3):
         layer(x).sum().backward()
-    assert layer.outcomes.solves == layer.adjoint_outcomes.solves == 3
-    assert layer.outcomes.counts[Status.CONVERGED] == layer.adjoint_outcomes.counts[Status.CONVERGED] == 15
-    assert layer.outcomes.failures == 0
+    assert layer.policy.solves == layer.adjoint_policy.solves == 3
+    assert (
+        layer.policy.counts[Status.CONVERGED] == layer.adjoint_policy.counts[Status.CONVERGED] == 15
+    )
+    assert layer.policy.failures == 0
 
 
 # failures
 
 
 def failing(on_failure: str, **options: Any) -> Equilibrium:
-    return Equilibrium(TanhCell(norm=0.99), "fixed_point", tolerance=1e-12, max_steps=2, on_failure=on_failure, **options)
+    return Equilibrium(
+        TanhCell(norm=0.99),
+        "fixed_point",
+        tolerance=1e-12,
+        max_steps=2,
+        on_failure=on_failure,
+        **options,
+    )
 
 
 def failing_backward(on_failure: str) -> Equilibrium:
@@ -296,7 +333,7 @@ def test_failed_forward_solve_raises_with_counts_and_remedies(x: Tensor) -> None
     layer = failing("raise")
     with pytest.raises(ConvergenceError, match=f"^Equilibrium: {SENTENCE}"):
         layer(x)
-    assert layer.outcomes.failures == 1
+    assert layer.policy.failures == 1
     assert layer.last.counts() == {Status.MAX_STEPS: 5}
 
 
@@ -305,7 +342,7 @@ def test_failed_backward_solve_raises_with_counts_and_remedies(x: Tensor) -> Non
     z = layer(x)
     with pytest.raises(ConvergenceError, match=f"^Equilibrium, backward solve: {SENTENCE}"):
         z.sum().backward()
-    assert layer.adjoint_outcomes.failures == 1
+    assert layer.adjoint_policy.failures == 1
     assert x.grad is None
 
 
@@ -333,15 +370,15 @@ def count_warnings(action, times: int) -> list[int]:
 def test_forward_warnings_come_first_and_at_tenfold_counts(x: Tensor) -> None:
     layer = failing("warn")
     assert count_warnings(lambda: layer(x), 120) == [1, 10, 100]
-    assert layer.outcomes.failures == 120
-    assert layer.outcomes.counts[Status.MAX_STEPS] == 600
+    assert layer.policy.failures == 120
+    assert layer.policy.counts[Status.MAX_STEPS] == 600
 
 
 def test_backward_warnings_come_first_and_at_tenfold_counts(x: Tensor) -> None:
     layer = failing_backward("warn")
     assert count_warnings(lambda: layer(x).sum().backward(), 30) == [1, 10]
-    assert layer.adjoint_outcomes.failures == 30
-    assert layer.outcomes.failures == 0
+    assert layer.adjoint_policy.failures == 30
+    assert layer.policy.failures == 0
 
 
 def test_later_warnings_tell_how_often(x: Tensor) -> None:
@@ -350,7 +387,10 @@ def test_later_warnings_tell_how_often(x: Tensor) -> None:
         warnings.simplefilter("always")
         for _ in range(10):
             layer(x)
-    assert [str(w.message).endswith("This was failure 10 in 10 solves.") for w in caught] == [False, True]
+    assert [str(w.message).endswith("This was failure 10 in 10 solves.") for w in caught] == [
+        False,
+        True,
+    ]
 
 
 def test_ignored_failures_are_counted_in_silence(x: Tensor) -> None:
@@ -359,7 +399,7 @@ def test_ignored_failures_are_counted_in_silence(x: Tensor) -> None:
         warnings.simplefilter("always")
         layer(x).sum().backward()
     assert caught == []
-    assert layer.outcomes.failures == layer.adjoint_outcomes.failures == 1
+    assert layer.policy.failures == layer.adjoint_policy.failures == 1
     assert x.grad.abs().max() > 0
 
 
@@ -367,16 +407,25 @@ def test_failure_sentence_names_each_way_of_failing() -> None:
     data = torch.tensor([[1.0, 0.1], [1.0, 1.5], [1.0, -1.0], [torch.nan, 0.5]], dtype=FLOAT)
     layer = Equilibrium(ScaledCell(), "fixed_point", max_steps=300)
     sentence = (
-        "1 of 4 samples stalled and 1 of 4 samples diverged and 1 of 4 samples met NaN or infinity .*: look for NaN or infinity"
+        "1 of 4 samples stalled and 1 of 4 samples diverged and 1 of 4 samples met NaN "
+        "or infinity .*: look for NaN or infinity"
     )
     with pytest.warns(ConvergenceWarning, match=sentence):
         layer(data)
-    assert layer.last.status.tolist() == [Status.CONVERGED, Status.DIVERGED, Status.STALLED, Status.NONFINITE]
+    assert layer.last.status.tolist() == [
+        Status.CONVERGED,
+        Status.DIVERGED,
+        Status.STALLED,
+        Status.NONFINITE,
+    ]
 
 
 def test_unreachable_tolerance_is_named() -> None:
     layer = Equilibrium(TanhCell(norm=0.9, dtype=torch.float32), tolerance=1e-9, max_steps=20)
-    with pytest.warns(ConvergenceWarning, match=r"a tolerance of 1e-09 is at the limit of torch.float32: loosen it or use"):
+    with pytest.warns(
+        ConvergenceWarning,
+        match=r"a tolerance of 1e-09 is at the limit of torch.float32: loosen it or use",
+    ):
         layer(torch.randn(5, 3))
 
 
@@ -385,7 +434,9 @@ def test_unreachable_tolerance_is_named() -> None:
 
 @pytest.mark.parametrize("gradient", ["implicit", "phantom", "jacobian_free", "unrolled"])
 @pytest.mark.parametrize("cell", [TanhCell, CoupledCell])
-def test_empty_batch_gives_an_empty_result_and_zero_gradients(cell: type[Cell], gradient: str) -> None:
+def test_empty_batch_gives_an_empty_result_and_zero_gradients(
+    cell: type[Cell], gradient: str
+) -> None:
     layer = Equilibrium(cell(), gradient=gradient, on_failure="raise")
     x = torch.zeros(0, 3, dtype=FLOAT, requires_grad=True)
     z = layer(x)
@@ -432,7 +483,11 @@ def test_layer_moves_to_another_dtype(x: Tensor) -> None:
 def test_layer_in_half_precision_is_refused_with_a_remedy(dtype: torch.dtype) -> None:
     layer = Equilibrium(TanhCell().to(dtype), tolerance=0.1)
     with pytest.raises(
-        ValueError, match=rf"^The state must be float32 or float64; got {dtype}\. For lower precision use torch.autocast"
+        ValueError,
+        match=(
+            rf"^The state must be float32 or float64; got {dtype}\. For lower precision use "
+            rf"torch.autocast"
+        ),
     ):
         layer(torch.randn(5, 3, dtype=dtype))
 
@@ -450,7 +505,7 @@ def test_layer_is_copied_after_a_solve_and_the_copy_is_independent(x: Tensor) ->
         twin.zero_grad()
         twin(x).sum().backward()
         torch.testing.assert_close(twin.cell.W.grad, layer.cell.W.grad)
-        assert twin.outcomes is not layer.outcomes
+        assert twin.policy is not layer.policy
 
 
 def test_layer_is_pickled_whole(x: Tensor) -> None:
@@ -476,7 +531,9 @@ def test_hooks_of_the_cell_run_at_each_step(x: Tensor) -> None:
 
 def test_training_fits_a_target() -> None:
     torch.manual_seed(3)
-    model = nn.Sequential(Equilibrium(TanhCell(8), on_failure="ignore"), nn.Linear(8, 1, dtype=FLOAT))
+    model = nn.Sequential(
+        Equilibrium(TanhCell(8), on_failure="ignore"), nn.Linear(8, 1, dtype=FLOAT)
+    )
     x = torch.randn(64, 3, dtype=FLOAT)
     y = x[:, :1] * x[:, 1:2]
     optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -488,20 +545,25 @@ def test_training_fits_a_target() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-    assert model[0].outcomes.solves == model[0].adjoint_outcomes.solves == 60
+    assert model[0].policy.solves == model[0].adjoint_policy.solves == 60
 
 
 def test_checkpointed_layer_gives_the_same_gradients(x: Tensor) -> None:
     layer = Equilibrium(TanhCell(), tolerance=1e-10)
     wanted = gradients_of(lambda: layer(x), [x, *layer.parameters()])
-    found = gradients_of(lambda: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False), [x, *layer.parameters()])
+    found = gradients_of(
+        lambda: torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False),
+        [x, *layer.parameters()],
+    )
     torch.testing.assert_close(found, wanted)
 
 
 # weights of unusual kinds
 
 
-@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm])
+@pytest.mark.parametrize(
+    "wrap", [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm]
+)
 def test_parametrised_weights_get_gradients_from_two_calls(wrap, x: Tensor) -> None:
     class Wrapped(TanhCell):
         def __init__(self) -> None:
@@ -522,7 +584,9 @@ def test_backward_runs_twice_with_spectral_norm_in_the_step(x: Tensor) -> None:
     class Wrapped(TanhCell):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4, dtype=FLOAT), n_power_iterations=5)
+            self.inner = nn.utils.parametrizations.spectral_norm(
+                nn.Linear(4, 4, dtype=FLOAT), n_power_iterations=5
+            )
 
         def step(self, z: Tensor, context: Tensor) -> Tensor:
             return torch.tanh(0.5 * self.inner(z) + context)
@@ -609,7 +673,9 @@ def test_shared_context_survives_samples_that_leave() -> None:
     layer = Equilibrium(Slow(norm=0.8), "fixed_point", tolerance=1e-10, max_steps=1000)
     z = layer(x)
     assert layer.last.steps.min() < layer.last.steps.max() / 2
-    torch.testing.assert_close(layer.cell.step(z, (x[:, :4], x[:, 4:], layer.cell.W)), z, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(
+        layer.cell.step(z, (x[:, :4], x[:, 4:], layer.cell.W)), z, rtol=1e-8, atol=1e-9
+    )
 
 
 def test_tensor_from_elsewhere_is_refused_on_backward(x: Tensor) -> None:
@@ -620,8 +686,10 @@ def test_tensor_from_elsewhere_is_refused_on_backward(x: Tensor) -> None:
             return torch.tanh(z @ self.W.T + context + hidden)
 
     sentence = (
-        r"^Closed.step must use trainable tensors through its attributes or its context; got one of shape \(4,\) from elsewhere, "
-        r"whose gradient would be lost\. Make it a parameter, an attribute, or part of inject's result\.$"
+        r"^Closed.step must use trainable tensors through its attributes or its context; got "
+        r"one of shape \(4,\) from elsewhere, "
+        r"whose gradient would be lost\. Make it a parameter, an attribute, or part of "
+        r"inject's result\.$"
     )
     with pytest.raises(ValueError, match=sentence):
         Equilibrium(Closed())(x).sum().backward()
@@ -733,7 +801,7 @@ class MaskedCell(TanhCell):
             value,
             lambda v: slope * (v @ self.W.T),
             lambda v: (slope * v) @ self.W,
-            take=lambda rows: self.around(value[rows], slope[rows]),
+            select_rows=lambda rows: self.around(value[rows], slope[rows]),
         )
 
 
@@ -766,7 +834,9 @@ def test_readout_is_applied_and_differentiated(x: Tensor) -> None:
     torch.testing.assert_close(layer(x), wanted, rtol=1e-9, atol=1e-10)
     assert layer.last.value.shape == (5, 4)
     weights = [x, *layer.parameters()]
-    torch.testing.assert_close(gradients_of(lambda: layer(x), weights), torch.autograd.grad(wanted.square().sum(), weights))
+    torch.testing.assert_close(
+        gradients_of(lambda: layer(x), weights), torch.autograd.grad(wanted.square().sum(), weights)
+    )
     assert gradcheck(layer, (x,))
 
 
@@ -831,7 +901,13 @@ def test_loose_solve_runs_under_autocast(backward_inside: bool, solver: str) -> 
 
 def _distributed_gradients(rank: int, store: str, out: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=2,
+        timeout=timedelta(seconds=60),
+    )
     torch.manual_seed(0)
     model = DistributedDataParallel(Equilibrium(TanhCell(), tolerance=1e-10))
     x = torch.randn(8, 3, dtype=FLOAT)[4 * rank : 4 * rank + 4]
@@ -842,7 +918,9 @@ def _distributed_gradients(rank: int, store: str, out: str) -> None:
 
 
 def test_distributed_gradients_equal_those_of_one_process(tmp_path: Path) -> None:
-    mp.spawn(_distributed_gradients, args=(str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2)
+    mp.spawn(
+        _distributed_gradients, args=(str(tmp_path / "store"), str(tmp_path / "out")), nprocs=2
+    )
     torch.manual_seed(0)
     layer = Equilibrium(TanhCell(), tolerance=1e-10)
     x = torch.randn(8, 3, dtype=FLOAT)
@@ -857,17 +935,24 @@ def test_distributed_gradients_equal_those_of_one_process(tmp_path: Path) -> Non
 
 
 def test_functional_call_uses_the_given_weights(x: Tensor) -> None:
-    layer, other = Equilibrium(TanhCell(), tolerance=1e-10), Equilibrium(TanhCell(), tolerance=1e-10)
+    layer, other = (
+        Equilibrium(TanhCell(), tolerance=1e-10),
+        Equilibrium(TanhCell(), tolerance=1e-10),
+    )
     weights = {name: p.detach() for name, p in other.named_parameters()}
     before = layer.cell.W
-    torch.testing.assert_close(torch.func.functional_call(layer, weights, (x,)), other(x), rtol=0, atol=0)
+    torch.testing.assert_close(
+        torch.func.functional_call(layer, weights, (x,)), other(x), rtol=0, atol=0
+    )
     assert layer.cell.W is before
 
 
 def test_function_gradient_of_the_weights_is_right(x: Tensor) -> None:
     layer = Equilibrium(TanhCell(), tolerance=1e-12)
     weights = {name: p.detach() for name, p in layer.named_parameters()}
-    found = torch.func.grad(lambda w: torch.func.functional_call(layer, w, (x.detach(),)).square().sum())(weights)
+    found = torch.func.grad(
+        lambda w: torch.func.functional_call(layer, w, (x.detach(),)).square().sum()
+    )(weights)
     wanted = gradients_of(lambda: unroll(layer.cell, x), list(layer.parameters()))
     torch.testing.assert_close(list(found.values()), list(wanted), rtol=1e-8, atol=1e-10)
 
@@ -901,7 +986,12 @@ def test_ensemble_gradients_by_vmap_of_grad(x: Tensor) -> None:
     found = torch.func.vmap(torch.func.grad(loss), (0, None))(weights, x.detach())
     for i, layer in enumerate(layers):
         wanted = gradients_of(lambda layer=layer: unroll(layer.cell, x), list(layer.parameters()))
-        torch.testing.assert_close([found[name][i] for name, _ in layer.named_parameters()], list(wanted), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            [found[name][i] for name, _ in layer.named_parameters()],
+            list(wanted),
+            rtol=1e-8,
+            atol=1e-10,
+        )
 
 
 @pytest.mark.parametrize("gradient", ["implicit", "phantom", "jacobian_free", "unrolled"])
@@ -915,7 +1005,9 @@ def test_gradients_of_each_sample_by_vmap_of_grad(gradient: str, x: Tensor) -> N
     found = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, x.detach())
     for i in range(5):
         wanted = gradients_of(lambda i=i: layer(x[i : i + 1]), list(layer.parameters()))
-        torch.testing.assert_close([found[name][i] for name in weights], list(wanted), rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(
+            [found[name][i] for name in weights], list(wanted), rtol=1e-8, atol=1e-9
+        )
 
 
 def test_declared_bound_as_a_tensor_works_under_vmap(x: Tensor) -> None:
@@ -924,7 +1016,9 @@ def test_declared_bound_as_a_tensor_works_under_vmap(x: Tensor) -> None:
             return torch.linalg.matrix_norm(self.W)
 
     layer = Equilibrium(Bounded(norm=0.1), tolerance=1e-12)
-    weights = {name: torch.stack([p.detach(), 0.5 * p.detach()]) for name, p in layer.named_parameters()}
+    weights = {
+        name: torch.stack([p.detach(), 0.5 * p.detach()]) for name, p in layer.named_parameters()
+    }
     both = torch.func.vmap(lambda w: torch.func.functional_call(layer, w, (x,)))(weights)
     torch.testing.assert_close(both[0], layer(x), rtol=1e-9, atol=1e-10)
 
@@ -952,7 +1046,9 @@ def test_newton_equals_others_on_many_samples() -> None:
     assert both.sum() >= 20
     f = cell.step(b[both], cell.inject(x[both]))
     torch.testing.assert_close(f, b[both], rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(cell.step(a[both], cell.inject(x[both])), a[both], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        cell.step(a[both], cell.inject(x[both])), a[both], rtol=1e-9, atol=1e-9
+    )
 
 
 def test_a_new_kind_of_failure_is_heard_of_at_once():

@@ -28,7 +28,7 @@ from equipoise.prox import (
     Softplus,
     SoftShrink,
     Tanh,
-    activation,
+    as_activation,
     from_module,
 )
 
@@ -71,10 +71,21 @@ RANGES = {
 }
 
 ALL = [ACTIVATIONS[name]() for name in ACTIVATIONS]
-VARIANTS = [*ALL, LeakyReLU(0.0), LeakyReLU(0.3), ELU(0.0), ELU(0.4), ELU(2.5), SoftShrink(0.0), SoftShrink(1.5)]
+VARIANTS = [
+    *ALL,
+    LeakyReLU(0.0),
+    LeakyReLU(0.3),
+    ELU(0.0),
+    ELU(0.4),
+    ELU(2.5),
+    SoftShrink(0.0),
+    SoftShrink(1.5),
+]
 
 every = pytest.mark.parametrize("s", VARIANTS, ids=repr)
-dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+dtypes = pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64], ids=["float32", "float64"]
+)
 
 SIZES = [1e-3, 0.1, 0.5, 0.9, 1.0, 1.1, 3.0, 8.0, 20.0, 21.0, 39.0, 50.0]
 LARGE = [0.0, *SIZES, *(-a for a in SIZES)]
@@ -112,10 +123,14 @@ def test_registry_holds_the_admissible_activations() -> None:
 @dtypes
 @pytest.mark.parametrize("name", list(TORCH))
 def test_value_is_torchs_own(name: str, dtype: torch.dtype) -> None:
-    a = torch.cat([torch.linspace(-60, 60, 997), torch.tensor([0.0, -0.5, 0.5, 1.0, -1.0])]).to(dtype)
+    a = torch.cat([torch.linspace(-60, 60, 997), torch.tensor([0.0, -0.5, 0.5, 1.0, -1.0])]).to(
+        dtype
+    )
     found = ACTIVATIONS[name]()(a)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, TORCH[name](a), rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny)
+    torch.testing.assert_close(
+        found, TORCH[name](a), rtol=4 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny
+    )
 
 
 @every
@@ -123,7 +138,9 @@ def test_value_is_torchs_own(name: str, dtype: torch.dtype) -> None:
 def test_value_is_the_formula(s: Activation, dtype: torch.dtype) -> None:
     a = torch.tensor(LARGE, dtype=dtype)
     wanted = torch.tensor([NUMPY[type(s)](s, t) for t in a.tolist()], dtype=dtype)
-    torch.testing.assert_close(s(a), wanted, rtol=10 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny)
+    torch.testing.assert_close(
+        s(a), wanted, rtol=10 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).tiny
+    )
 
 
 @every
@@ -134,7 +151,9 @@ def test_derivative_is_autograds_also_at_kinks(s: Activation, dtype: torch.dtype
     (wanted,) = torch.autograd.grad(s(a).sum(), a)
     found = s.derivative(a)
     assert found.dtype == dtype
-    torch.testing.assert_close(found, wanted, rtol=0, atol=4 * torch.finfo(dtype).eps * max(1, s.slopes[1]))
+    torch.testing.assert_close(
+        found, wanted, rtol=0, atol=4 * torch.finfo(dtype).eps * max(1, s.slopes[1])
+    )
 
 
 @pytest.mark.parametrize(("s", "rate"), [(Tanh(), 2.0), (Sigmoid(), 1.0)], ids=repr)
@@ -156,25 +175,41 @@ def test_potential_is_the_integral(s: Activation) -> None:
     found = s.potential(torch.tensor(LARGE, dtype=torch.float64))
     for a, value in zip(LARGE, found.tolist(), strict=True):
         low, high = sorted((0.0, a))
-        ends = sorted({low, high} | {k for k in (-20, -5, -1.5, -1, -0.5, 0.5, 1, 1.5, 5, 20) if low < k < high})
+        ends = sorted(
+            {low, high}
+            | {k for k in (-20, -5, -1.5, -1, -0.5, 0.5, 1, 1.5, 5, 20) if low < k < high}
+        )
         pieces = [
-            quad(lambda t: NUMPY[type(s)](s, t), start, end, epsabs=0, epsrel=1e-13)[0] for start, end in itertools.pairwise(ends)
+            quad(lambda t: NUMPY[type(s)](s, t), start, end, epsabs=0, epsrel=1e-13)[0]
+            for start, end in itertools.pairwise(ends)
         ]
-        assert value == pytest.approx(math.copysign(1, a) * math.fsum(pieces), rel=3e-14, abs=1e-300)
+        assert value == pytest.approx(
+            math.copysign(1, a) * math.fsum(pieces), rel=3e-14, abs=1e-300
+        )
 
 
 @every
 def test_potential_in_float32_is_that_in_float64(s: Activation) -> None:
-    a = torch.cat([torch.linspace(-50, 50, 1001), torch.logspace(-6, 1, 50), -torch.logspace(-6, 1, 50)])
+    a = torch.cat(
+        [torch.linspace(-50, 50, 1001), torch.logspace(-6, 1, 50), -torch.logspace(-6, 1, 50)]
+    )
     found = s.potential(a)
     assert found.dtype == torch.float32
-    # soft-shrink subtracts its threshold from a given number, so only its absolute error is bounded near the kink
-    torch.testing.assert_close(found.double(), s.potential(a.double()), rtol=2e-6, atol=1e-6 if isinstance(s, SoftShrink) else 0)
+    # soft-shrink subtracts its threshold from a given number, so only its absolute error is bounded
+    # near the kink
+    torch.testing.assert_close(
+        found.double(),
+        s.potential(a.double()),
+        rtol=2e-6,
+        atol=1e-6 if isinstance(s, SoftShrink) else 0,
+    )
 
 
 @every
 @dtypes
-def test_potential_does_not_overflow_before_its_value_does(s: Activation, dtype: torch.dtype) -> None:
+def test_potential_does_not_overflow_before_its_value_does(
+    s: Activation, dtype: torch.dtype
+) -> None:
     large = 1e18 if dtype == torch.float32 else 1e150
     a = torch.tensor([-large, large], dtype=dtype)
     assert bool(s.potential(a).isfinite().all())
@@ -198,30 +233,42 @@ def test_potential_passes_gradcheck_in_every_mode(s: Activation) -> None:
 
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "softplus"])
 def test_potential_is_smooth_at_zero(name: str) -> None:
-    s = activation(name)
+    s = as_activation(name)
     zero = torch.zeros((), dtype=torch.float64)
     second = torch.func.grad(torch.func.grad(s.potential))
     assert float(second(zero)) == pytest.approx(float(s.derivative(zero)), rel=1e-14)
-    assert float(torch.func.vmap(torch.func.grad(s.potential))(zero[None])) == pytest.approx(float(s(zero)), rel=1e-14)
+    assert float(torch.func.vmap(torch.func.grad(s.potential))(zero[None])) == pytest.approx(
+        float(s(zero)), rel=1e-14
+    )
 
 
 def test_softplus_potential_is_the_dilogarithm() -> None:
-    a = torch.cat([torch.linspace(-45, 25, 3001), torch.logspace(-14, 0, 200), -torch.logspace(-14, 0, 200)]).double()
-    wanted = torch.from_numpy(-spence(1 + np.exp(a.numpy()))) - math.pi**2 / 12  # spence(x) is Li2(1 - x)
+    a = torch.cat(
+        [torch.linspace(-45, 25, 3001), torch.logspace(-14, 0, 200), -torch.logspace(-14, 0, 200)]
+    ).double()
+    wanted = (
+        torch.from_numpy(-spence(1 + np.exp(a.numpy()))) - math.pi**2 / 12
+    )  # spence(x) is Li2(1 - x)
     torch.testing.assert_close(Softplus().potential(a), wanted, rtol=1e-14, atol=1e-14)
 
 
 def test_softplus_potential_obeys_the_inversion_formula() -> None:
     a = torch.cat([torch.logspace(-10, 8, 500)]).double()
     s = Softplus()
-    torch.testing.assert_close(s.potential(a) + s.potential(-a), a.square() / 2, rtol=1e-14, atol=2e-16)
-    assert float(s.potential(torch.tensor(-800.0, dtype=torch.float64))) == pytest.approx(-(math.pi**2) / 12, rel=1e-15)
+    torch.testing.assert_close(
+        s.potential(a) + s.potential(-a), a.square() / 2, rtol=1e-14, atol=2e-16
+    )
+    assert float(s.potential(torch.tensor(-800.0, dtype=torch.float64))) == pytest.approx(
+        -(math.pi**2) / 12, rel=1e-15
+    )
 
 
 def test_softplus_potential_keeps_its_relative_accuracy_at_zero() -> None:
     for a in (1e-9, -1e-9, 1e-4, -1e-4):
         wanted = a * (math.log(2) + a / 4 + a**2 / 24)  # the next term is a^5 / 960
-        assert float(Softplus().potential(torch.tensor(a, dtype=torch.float64))) == pytest.approx(wanted, rel=5e-16, abs=0)
+        assert float(Softplus().potential(torch.tensor(a, dtype=torch.float64))) == pytest.approx(
+            wanted, rel=5e-16, abs=0
+        )
 
 
 @every
@@ -238,7 +285,9 @@ def test_conjugate_is_the_supremum(s: Activation) -> None:
         def loss(a: float, y: float = y) -> float:
             return float(s.potential(torch.tensor(a, dtype=torch.float64))) - a * y
 
-        result = minimize_scalar(loss, bounds=(-700.0, 30.0), method="bounded", options={"xatol": 1e-9, "maxiter": 500})
+        result = minimize_scalar(
+            loss, bounds=(-700.0, 30.0), method="bounded", options={"xatol": 1e-9, "maxiter": 500}
+        )
         assert found == pytest.approx(-result.fun, rel=1e-11, abs=1e-13)
 
 
@@ -247,7 +296,9 @@ def test_conjugate_bounds_every_line(s: Activation) -> None:
     """Fenchel-Young: a y <= S(a) + S*(y)."""
     a = torch.linspace(-40, 40, 801, dtype=torch.float64)
     low, high = closed_range(s)
-    y = torch.cat([inside(s), torch.tensor([v for v in (low, high) if math.isfinite(v)], dtype=torch.float64)])
+    y = torch.cat(
+        [inside(s), torch.tensor([v for v in (low, high) if math.isfinite(v)], dtype=torch.float64)]
+    )
     assert bool((s.potential(a)[:, None] + s.conjugate(y) - a[:, None] * y >= -1e-12).all())
 
 
@@ -257,7 +308,9 @@ def test_conjugate_and_potential_meet_at_the_value(s: Activation, dtype: torch.d
     """Fenchel-Young: S(a) + S*(s(a)) = a s(a)."""
     a = torch.cat([torch.linspace(-50, 50, 1001), torch.tensor([0.0, 1e-4, -1e-4])]).to(dtype)
     y = s(a)
-    if isinstance(s, Tanh | Sigmoid | ELU):  # where y has rounded to the end of the range it is another point
+    if isinstance(
+        s, Tanh | Sigmoid | ELU
+    ):  # where y has rounded to the end of the range it is another point
         low, high = closed_range(s)
         a, y = a[(y - low > 1e-3) & (high - y > 1e-3)], y[(y - low > 1e-3) & (high - y > 1e-3)]
         assert len(a) > 50 or s == ELU(0.0)
@@ -271,7 +324,9 @@ def test_conjugate_is_infinite_exactly_outside_the_range(s: Activation, dtype: t
     low, high = closed_range(s)
     edge = torch.tensor([v for v in (low, high) if math.isfinite(v)], dtype=dtype)
     assert bool(s.conjugate(edge).isfinite().all())
-    beyond = torch.tensor([v for v in (low - 1e-3, low - 50, high + 1e-3, high + 50) if math.isfinite(v)], dtype=dtype)
+    beyond = torch.tensor(
+        [v for v in (low - 1e-3, low - 50, high + 1e-3, high + 50) if math.isfinite(v)], dtype=dtype
+    )
     assert bool((s.conjugate(beyond) == math.inf).all())
     assert bool(s.conjugate(torch.tensor([math.nan], dtype=dtype)).isnan().all())
     assert s.conjugate(inside(s).to(dtype)).dtype == dtype
@@ -293,7 +348,9 @@ def test_conjugate_is_infinite_exactly_outside_the_range(s: Activation, dtype: t
 )
 def test_conjugate_at_the_ends_of_the_range(s: Activation, y: float, wanted: float) -> None:
     """The value there is the limit of -S(a) + a y at infinity, in closed form."""
-    assert float(s.conjugate(torch.tensor(y, dtype=torch.float64))) == pytest.approx(wanted, rel=1e-15, abs=0)
+    assert float(s.conjugate(torch.tensor(y, dtype=torch.float64))) == pytest.approx(
+        wanted, rel=1e-15, abs=0
+    )
 
 
 @every
@@ -334,9 +391,14 @@ def test_leaky_relu_refuses_slopes_outside_its_interval(slope: object) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, None])
 def test_parameters_refuse_what_is_not_a_size(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^ELU\.alpha must be a finite number of at least 0; got .*decrease\.$"):
+    with pytest.raises(
+        ValueError, match=r"^ELU\.alpha must be a finite number of at least 0; got .*decrease\.$"
+    ):
         ELU(value)
-    with pytest.raises(ValueError, match=r"^SoftShrink\.threshold must be a finite number of at least 0; got .*jump\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^SoftShrink\.threshold must be a finite number of at least 0; got .*jump\.$",
+    ):
         SoftShrink(value)
 
 
@@ -344,20 +406,26 @@ def test_parameters_refuse_what_is_not_a_size(value: object) -> None:
 
 
 def test_activation_takes_a_name_or_an_object() -> None:
-    assert activation("leaky_relu") == LeakyReLU(0.01)
+    assert as_activation("leaky_relu") == LeakyReLU(0.01)
     s = ELU(0.3)
-    assert activation(s) is s
+    assert as_activation(s) is s
 
 
 def test_activation_suggests_a_name() -> None:
-    with pytest.raises(ValueError, match=r"^activation must be one of elu, .*, tanh; got 'sofplus'\. Did you mean 'softplus'\?$"):
-        activation("sofplus")
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"^activation must be one of elu, .*, tanh; got 'sofplus'\. Did you mean "
+            r"'softplus'\?$"
+        ),
+    ):
+        as_activation("sofplus")
 
 
 @pytest.mark.parametrize("value", [3, None, [1], lambda a: a, ReLU])
 def test_activation_refuses_other_things(value: object) -> None:
     with pytest.raises(ValueError, match=r"^activation must be a name or a"):
-        activation(value)
+        as_activation(value)
 
 
 NEGATIVE = {"gelu": F.gelu, "silu": F.silu, "swish": F.silu, "mish": F.mish}
@@ -365,8 +433,10 @@ NEGATIVE = {"gelu": F.gelu, "silu": F.silu, "swish": F.silu, "mish": F.mish}
 
 @pytest.mark.parametrize("name", list(NEGATIVE))
 def test_activation_refuses_what_is_not_monotone_and_tells_the_truth(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^activation '{name}' is not admissible: .* Use 'softplus' or 'relu'\.$") as caught:
-        activation(name)
+    with pytest.raises(
+        ValueError, match=rf"^activation '{name}' is not admissible: .* Use 'softplus' or 'relu'\.$"
+    ) as caught:
+        as_activation(name)
     words = str(caught.value).replace(")", "").replace(",", "").split()
     slope, below = float(words[words.index("about") + 1]), float(words[words.index("below") + 1])
     a = torch.linspace(-20, 5, 250001, dtype=torch.float64, requires_grad=True)
@@ -377,17 +447,22 @@ def test_activation_refuses_what_is_not_monotone_and_tells_the_truth(name: str) 
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(nn.GELU(), "gelu"), (nn.GELU("tanh"), "gelu"), (nn.SiLU(), "silu"), (nn.Mish(), "mish")]
+    ("module", "name"),
+    [(nn.GELU(), "gelu"), (nn.GELU("tanh"), "gelu"), (nn.SiLU(), "silu"), (nn.Mish(), "mish")],
 )
-@pytest.mark.parametrize("resolve", [activation, from_module])
-def test_modules_that_are_not_monotone_are_refused_for_the_same_reason(module: nn.Module, name: str, resolve) -> None:
-    with pytest.raises(ValueError, match=rf"^activation '{name}' is not admissible: its slope is negative"):
+@pytest.mark.parametrize("resolve", [as_activation, from_module])
+def test_modules_that_are_not_monotone_are_refused_for_the_same_reason(
+    module: nn.Module, name: str, resolve
+) -> None:
+    with pytest.raises(
+        ValueError, match=rf"^activation '{name}' is not admissible: its slope is negative"
+    ):
         resolve(module)
 
 
 def test_functions_that_are_not_monotone_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^activation 'silu' is not admissible"):
-        activation(F.silu)
+        as_activation(F.silu)
 
 
 MODULES = [
@@ -416,11 +491,15 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize(("module", "wanted"), MODULES, ids=lambda value: getattr(value, "__name__", repr(value)))
+@pytest.mark.parametrize(
+    ("module", "wanted"), MODULES, ids=lambda value: getattr(value, "__name__", repr(value))
+)
 def test_from_module_finds_the_same_function(module, wanted: Activation) -> None:
     a = torch.linspace(-30, 30, 601, dtype=torch.float64)
-    assert from_module(module) == wanted == activation(module)
-    torch.testing.assert_close(wanted(a), module(a.clone()), rtol=0, atol=3e-9 if wanted == Softplus() else 1e-15)
+    assert from_module(module) == wanted == as_activation(module)
+    torch.testing.assert_close(
+        wanted(a), module(a.clone()), rtol=0, atol=3e-9 if wanted == Softplus() else 1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -437,14 +516,20 @@ def test_from_module_finds_the_same_function(module, wanted: Activation) -> None
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("resolve", [activation, from_module])
+@pytest.mark.parametrize("resolve", [as_activation, from_module])
 def test_from_module_refuses_other_functions(module, message: str, resolve) -> None:
     with pytest.raises(ValueError, match=message):
         resolve(module)
 
 
 def test_from_module_refuses_a_function_that_torch_does_not_have() -> None:
-    with pytest.raises(ValueError, match=r"from_module must get one of .*; got cos\. For another function write an Activation\."):
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"from_module must get one of .*; got cos\. For another function write an "
+            r"Activation\."
+        ),
+    ):
         from_module(torch.cos)
 
 
@@ -473,18 +558,23 @@ class Own(Activation):
 
 def test_activation_of_a_user_works_like_the_others() -> None:
     s = Own()
-    assert activation(s) is s
+    assert as_activation(s) is s
     a = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(s.potential, (a,))
 
 
 def test_activation_of_a_user_is_refused_with_its_reason() -> None:
-    with pytest.raises(ValueError, match=r"^activation Own is not admissible: its slope is negative \(down to -0\.2\), so "):
-        activation(Own((-0.2, 1.0)))
-    with pytest.raises(ValueError, match=r"^activation Own is not admissible: its slope is unbounded"):
-        activation(Own((0.0, math.inf)))
+    with pytest.raises(
+        ValueError,
+        match=r"^activation Own is not admissible: its slope is negative \(down to -0\.2\), so ",
+    ):
+        as_activation(Own((-0.2, 1.0)))
+    with pytest.raises(
+        ValueError, match=r"^activation Own is not admissible: its slope is unbounded"
+    ):
+        as_activation(Own((0.0, math.inf)))
     with pytest.raises(ValueError, match=r"^activation Own is not admissible"):
-        activation(Own((math.nan, 1.0)))
+        as_activation(Own((math.nan, 1.0)))
 
 
 # MatrixActivation
@@ -495,7 +585,13 @@ def semidefinite(eigenvalues: list[float], dtype: torch.dtype = torch.float64) -
     return ((Q * torch.tensor(eigenvalues, dtype=torch.float64)) @ Q.T).to(dtype)
 
 
-SPECTRA = [[1.0, 0.5, 0.2, 0.1], [1.0, 1.0, 0.0, 0.0], [0.7, 0.3, 1e-6, 0.0], [0.0, 0.0, 0.0], [0.4]]
+SPECTRA = [
+    [1.0, 0.5, 0.2, 0.1],
+    [1.0, 1.0, 0.0, 0.0],
+    [0.7, 0.3, 1e-6, 0.0],
+    [0.0, 0.0, 0.0],
+    [0.4],
+]
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA, ids=str)
@@ -509,12 +605,14 @@ def test_matrix_activation_is_dense_linear_algebra(spectrum: list[float]) -> Non
     assert s.derivative(a).shape == (3, 5, len(spectrum), len(spectrum))
     wanted = np.linalg.pinv(S.numpy(), rcond=1e-12)
     y = s(a)
-    torch.testing.assert_close(s.conjugate(y), torch.einsum("bci,ij,bcj->bc", y, torch.from_numpy(wanted), y) / 2)
+    torch.testing.assert_close(
+        s.conjugate(y), torch.einsum("bci,ij,bcj->bc", y, torch.from_numpy(wanted), y) / 2
+    )
     torch.testing.assert_close(s.potential(a) + s.conjugate(y), (a * y).sum(dim=-1))
     assert s.slopes == pytest.approx((min(spectrum), max(spectrum)), abs=1e-14)
     assert s.admissible
     assert not s.elementwise
-    assert activation(s) is s
+    assert as_activation(s) is s
 
 
 def test_matrix_activation_conjugate_is_the_supremum() -> None:
@@ -566,7 +664,7 @@ def test_matrix_activation_is_a_copy_and_equal_to_itself_only() -> None:
     S.zero_()
     assert torch.equal(s.S, kept)
     assert torch.equal(s.S, s.S.T)
-    assert s == activation(s)
+    assert s == as_activation(s)
     assert s != other
     assert len({s, other}) == 2
     assert repr(s) == "MatrixActivation(S of shape (2, 2), eigenvalues in [0.2, 0.5])"
@@ -579,14 +677,26 @@ def test_matrix_activation_is_a_copy_and_equal_to_itself_only() -> None:
     ("S", "message"),
     [
         ([[1.0]], "a tensor of real floating-point numbers; got list"),
-        (torch.eye(2, dtype=torch.int64), r"a tensor of real floating-point numbers; got torch\.int64"),
+        (
+            torch.eye(2, dtype=torch.int64),
+            r"a tensor of real floating-point numbers; got torch\.int64",
+        ),
         (torch.zeros(2, 3), r"a square matrix; got shape \(2, 3\)"),
         (torch.zeros(3), r"a square matrix; got shape \(3,\)"),
         (torch.zeros(0, 0), r"a square matrix; got shape \(0, 0\)"),
         (torch.tensor([[math.nan]]), "finite; got NaN or infinity"),
-        (torch.tensor([[0.5, 0.2], [0.1, 0.5]]), r"symmetric; got entries that differ by 0\.1\. Use \(S \+ S\.T\) / 2"),
-        (torch.diag(torch.tensor([0.5, -0.25])), r"positive semidefinite; got the eigenvalue -0\.25\. Use A\.T @ A"),
-        (torch.diag(torch.tensor([0.5, 1.25])), r"norm at most 1; got 1\.25\. Divide S by its norm"),
+        (
+            torch.tensor([[0.5, 0.2], [0.1, 0.5]]),
+            r"symmetric; got entries that differ by 0\.1\. Use \(S \+ S\.T\) / 2",
+        ),
+        (
+            torch.diag(torch.tensor([0.5, -0.25])),
+            r"positive semidefinite; got the eigenvalue -0\.25\. Use A\.T @ A",
+        ),
+        (
+            torch.diag(torch.tensor([0.5, 1.25])),
+            r"norm at most 1; got 1\.25\. Divide S by its norm",
+        ),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from equipoise.prox import ACTIVATIONS, ELU, MatrixActivation, activation, is_proximal
+from equipoise.prox import ACTIVATIONS, ELU, MatrixActivation, as_activation, is_proximal
 
 
 def weights(rows: int, columns: int, norm: float, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -41,7 +41,9 @@ def test_is_proximal_accepts_proximal_maps(f) -> None:
     assert report
     assert report.proximal
     assert report.counterexample is None
-    assert report.reason == "No counter-example at 48 points and on the segments between them: evidence, not a proof."
+    assert report.reason == (
+        "No counter-example at 48 points and on the segments between them: evidence, not a proof."
+    )
     assert report.asymmetry <= 1e-12
     assert report.smallest_eigenvalue >= -1e-12
     assert report.norm <= 1 + 1e-12
@@ -51,7 +53,7 @@ def test_is_proximal_accepts_proximal_maps(f) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_is_proximal_accepts_every_optimal_layer(name: str, dtype: torch.dtype) -> None:
     """OptEq, Theorem 1: the layer is a proximal map when mu >= L |W|^2."""
-    s = activation(name)
+    s = as_activation(name)
     W, c = weights(7, 5, 1.5, dtype), torch.randn(7, dtype=dtype)
     mu = s.slopes[1] * 1.5**2
     assert is_proximal(lambda z: s(z @ W.T + c) @ W / mu, 2 * torch.randn(64, 5, dtype=dtype))
@@ -83,7 +85,9 @@ def test_is_proximal_refutes_activations_that_fall(f) -> None:
     where = report.counterexample
     assert where is not None
     if where.ndim == 1:
-        assert float(torch.func.jacrev(f)(where).diagonal().min()) == pytest.approx(report.smallest_eigenvalue, rel=1e-10)
+        assert float(torch.func.jacrev(f)(where).diagonal().min()) == pytest.approx(
+            report.smallest_eigenvalue, rel=1e-10
+        )
 
 
 def test_is_proximal_refutes_a_contraction_that_is_no_gradient() -> None:
@@ -126,7 +130,10 @@ def test_is_proximal_refutes_a_layer_whose_weights_are_too_large() -> None:
 
 def test_is_proximal_refutes_a_decreasing_map() -> None:
     report = is_proximal(lambda z: -0.5 * z, points(3))
-    assert report.reason == "f falls (slope -0.5 in some direction), so it is not the gradient of a convex function."
+    assert (
+        report.reason
+        == "f falls (slope -0.5 in some direction), so it is not the gradient of a convex function."
+    )
     assert report.smallest_eigenvalue == pytest.approx(-0.5, rel=1e-12)
 
 
@@ -147,7 +154,9 @@ def test_is_proximal_refutes_jumps_that_no_jacobian_shows(sign: float) -> None:
         assert float(rise.norm() / step.norm()) == pytest.approx(report.norm, rel=1e-10)
         assert report.norm > 2
     else:
-        assert float(step @ rise / step.square().sum()) == pytest.approx(report.smallest_eigenvalue, rel=1e-10)
+        assert float(step @ rise / step.square().sum()) == pytest.approx(
+            report.smallest_eigenvalue, rel=1e-10
+        )
         assert report.smallest_eigenvalue < -2
 
 
@@ -178,7 +187,9 @@ def test_is_proximal_relative_to_a_permutation_accepts_a_deep_layer() -> None:
 
     def blocks(z: Tensor) -> Tensor:
         before, last = z[:, :3], z[:, 3:]
-        return torch.cat([torch.relu(last @ first.T) @ first, torch.tanh(before @ second.T) @ second], dim=1)
+        return torch.cat(
+            [torch.relu(last @ first.T) @ first, torch.tanh(before @ second.T) @ second], dim=1
+        )
 
     assert not is_proximal(blocks, points(6))
     assert is_proximal(blocks, points(6), inverse=lambda y: y.roll(-3, dims=1))
@@ -201,7 +212,10 @@ def test_is_proximal_draws_points_of_a_dimension_and_repeats_with_a_generator() 
         seen.append(z.detach())
         return F.gelu(z)
 
-    first, again = (is_proximal(f, 4, samples=33, scale=5.0, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    first, again = (
+        is_proximal(f, 4, samples=33, scale=5.0, generator=torch.Generator().manual_seed(3))
+        for _ in range(2)
+    )
     assert first.smallest_eigenvalue == again.smallest_eigenvalue
     assert seen[0].shape == (33, 4)
     assert float(seen[0].std()) == pytest.approx(5, rel=0.2)
@@ -230,10 +244,20 @@ def test_is_proximal_tolerance_decides() -> None:
         ({"points": True}, r"points must be a whole number of at least 1; got True"),
         ({"points": 2, "samples": 0}, r"samples must be a whole number of at least 1; got 0"),
         ({"points": 2, "scale": -1.0}, r"scale must be positive; got -1\.0"),
-        ({"points": 2, "tolerance": -1.0}, r"tolerance must be a finite number of at least 0; got -1\.0"),
-        ({"points": torch.zeros(3)}, r"points must be a floating-point tensor of shape \(batch, n\) or a dimension; got .*\(3,\)"),
+        (
+            {"points": 2, "tolerance": -1.0},
+            r"tolerance must be a finite number of at least 0; got -1\.0",
+        ),
+        (
+            {"points": torch.zeros(3)},
+            r"points must be a floating-point tensor of shape \(batch, n\) or a dimension; "
+            r"got .*\(3,\)",
+        ),
         ({"points": torch.zeros(3, 0)}, r"points must be a floating-point tensor"),
-        ({"points": torch.zeros(3, 2, dtype=torch.int64)}, r"points must be a floating-point tensor .*torch\.int64"),
+        (
+            {"points": torch.zeros(3, 2, dtype=torch.int64)},
+            r"points must be a floating-point tensor .*torch\.int64",
+        ),
     ],
     ids=str,
 )
@@ -243,7 +267,9 @@ def test_is_proximal_refuses_bad_arguments(arguments: dict[str, object], message
 
 
 def test_is_proximal_refuses_a_map_to_another_space() -> None:
-    with pytest.raises(ValueError, match=r"^is_proximal\.function must keep the shape \(64, 3\); got \(64, 2\)\.$"):
+    with pytest.raises(
+        ValueError, match=r"^is_proximal\.function must keep the shape \(64, 3\); got \(64, 2\)\.$"
+    ):
         is_proximal(lambda z: z[:, :2], 3)
 
 

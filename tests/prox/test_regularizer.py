@@ -22,7 +22,7 @@ from equipoise.prox import (
     Regularizer,
     SquaredNorm,
     TotalVariation,
-    regularizer,
+    as_regularizer,
 )
 
 
@@ -49,8 +49,15 @@ EVERYWHERE = [
     Custom(quartic),
     Custom(batch_mean, coupled=True),
 ]
-IMAGES_ONLY = [NuclearNorm(), TotalVariation(), TotalVariation(epsilon=0.7), TotalVariation(epsilon=0.0)]
-CASES = [(R, shape) for R in EVERYWHERE for shape in (FLAT, IMAGE)] + [(R, IMAGE) for R in IMAGES_ONLY]
+IMAGES_ONLY = [
+    NuclearNorm(),
+    TotalVariation(),
+    TotalVariation(epsilon=0.7),
+    TotalVariation(epsilon=0.0),
+]
+CASES = [(R, shape) for R in EVERYWHERE for shape in (FLAT, IMAGE)] + [
+    (R, IMAGE) for R in IMAGES_ONLY
+]
 CASES += [(NuclearNorm(), (2, 3, 2)), (NuclearNorm(), (2, 2, 5)), (TotalVariation(), (2, 4, 3))]
 PROXIMAL = [case for case in CASES if case[0].has_prox]
 
@@ -69,7 +76,9 @@ def numerical(function, z: Tensor, width: float = 1e-6) -> Tensor:
     for i in range(len(flat)):
         step = torch.zeros_like(flat)
         step[i] = width
-        slopes.append((function((flat + step).view_as(z)) - function((flat - step).view_as(z))) / (2 * width))
+        slopes.append(
+            (function((flat + step).view_as(z)) - function((flat - step).view_as(z))) / (2 * width)
+        )
     return torch.stack(slopes).view_as(z)
 
 
@@ -79,7 +88,9 @@ def test_every_registered_regularizer_is_tested() -> None:
 
 
 @every
-def test_value_has_one_number_for_each_sample_or_one_for_all(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_value_has_one_number_for_each_sample_or_one_for_all(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     z = state(shape)
     assert R.value(z).shape == (() if R.coupled else shape[:1])
     assert R.gradient(z).shape == shape
@@ -93,7 +104,9 @@ def test_gradient_is_that_of_the_value(R: Regularizer, shape: tuple[int, ...]) -
     z = state(shape).requires_grad_()
     (automatic,) = torch.autograd.grad(R.value(z).sum(), z)
     assert torch.allclose(R.gradient(z), automatic, rtol=1e-10, atol=1e-13)
-    assert torch.allclose(automatic, numerical(lambda z: R.value(z).sum(), z.detach()), rtol=1e-5, atol=1e-7)
+    assert torch.allclose(
+        automatic, numerical(lambda z: R.value(z).sum(), z.detach()), rtol=1e-5, atol=1e-7
+    )
 
 
 @every
@@ -106,7 +119,9 @@ def test_gradient_and_value_can_be_differentiated(R: Regularizer, shape: tuple[i
 
 
 @every
-def test_gradient_works_without_recording_and_leaves_no_history(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_gradient_works_without_recording_and_leaves_no_history(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     z = state(shape).requires_grad_()
     with torch.no_grad():
         quiet = R.gradient(z)
@@ -121,7 +136,9 @@ def test_gradient_works_under_function_transforms(R: Regularizer, shape: tuple[i
     stack = state((3, *shape))
     one_by_one = torch.stack([R.gradient(z) for z in stack])
     assert torch.allclose(torch.func.vmap(R.gradient)(stack), one_by_one, rtol=1e-10, atol=1e-13)
-    assert torch.allclose(torch.func.grad(lambda z: R.value(z).sum())(stack[0]), one_by_one[0], rtol=1e-10, atol=1e-13)
+    assert torch.allclose(
+        torch.func.grad(lambda z: R.value(z).sum())(stack[0]), one_by_one[0], rtol=1e-10, atol=1e-13
+    )
     v = state(shape)
     _, pushed = torch.func.jvp(lambda z: R.value(z).sum(), (stack[0],), (v,))
     assert torch.allclose(pushed, (v * one_by_one[0]).sum(), rtol=1e-8, atol=1e-12)
@@ -137,7 +154,9 @@ def test_regularizer_keeps_the_dtype(R: Regularizer, shape: tuple[int, ...]) -> 
 
 
 @every
-def test_gradient_and_its_derivative_are_finite_at_zero(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_gradient_and_its_derivative_are_finite_at_zero(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     """A solve starts at zero."""
     z = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
     slope = R.gradient(z)
@@ -165,7 +184,9 @@ def test_nan_is_never_hidden(R: Regularizer, shape: tuple[int, ...]) -> None:
 
 
 @every
-def test_regularizer_accepts_an_empty_batch_where_it_needs_no_observation(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_regularizer_accepts_an_empty_batch_where_it_needs_no_observation(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     z = torch.zeros(0, *shape[1:], dtype=torch.float64)
     if isinstance(R, HSIC):
         with pytest.raises(ValueError, match="at least 2 observations"):
@@ -177,7 +198,9 @@ def test_regularizer_accepts_an_empty_batch_where_it_needs_no_observation(R: Reg
     assert R.value(z).shape == (() if R.coupled else (0,))
 
 
-@pytest.mark.parametrize(("R", "shape"), [case for case in CASES if case[0].lipschitz is not None], ids=str)
+@pytest.mark.parametrize(
+    ("R", "shape"), [case for case in CASES if case[0].lipschitz is not None], ids=str
+)
 def test_lipschitz_constant_holds(R: Regularizer, shape: tuple[int, ...]) -> None:
     for scale, distance in itertools.product([1e-3, 0.3, 1.0, 10.0], [1e-6, 0.1, 10.0]):
         a = scale * state((200, *shape[1:]))
@@ -198,13 +221,22 @@ def test_lipschitz_constants_are_nearly_reached() -> None:
 
 
 def test_lipschitz_constant_is_unknown_where_there_is_none() -> None:
-    for R in (AbsoluteSum(), TotalVariation(0.0), NuclearNorm(), Decorrelation(), HSIC(), Custom(quartic)):
+    for R in (
+        AbsoluteSum(),
+        TotalVariation(0.0),
+        NuclearNorm(),
+        Decorrelation(),
+        HSIC(),
+        Custom(quartic),
+    ):
         assert R.lipschitz is None
     assert Custom(quartic, lipschitz=3.0).lipschitz == 3.0
 
 
 @pytest.mark.parametrize(("R", "shape"), [case for case in CASES if case[0].convex], ids=str)
-def test_convex_regularizers_have_monotone_gradients(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_convex_regularizers_have_monotone_gradients(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     a, b = state((300, *shape[1:])), state((300, *shape[1:]))
     assert ((R.gradient(a) - R.gradient(b)) * (a - b)).flatten(1).sum(dim=1).min() >= -1e-12
     assert (R.value((a + b) / 2) <= (R.value(a) + R.value(b)) / 2 + 1e-12).all()
@@ -214,7 +246,9 @@ def test_convex_regularizers_have_monotone_gradients(R: Regularizer, shape: tupl
 def test_other_regularizers_are_declared_not_convex_and_are_not(R: Regularizer) -> None:
     assert R.convex is False
     pairs = [(state((5, 3)), state((5, 3))) for _ in range(200)]
-    assert any(R.value((a + b) / 2).sum() > (R.value(a) + R.value(b)).sum() / 2 + 1e-2 for a, b in pairs)
+    assert any(
+        R.value((a + b) / 2).sum() > (R.value(a) + R.value(b)).sum() / 2 + 1e-2 for a, b in pairs
+    )
 
 
 # The proximal map.
@@ -222,7 +256,9 @@ def test_other_regularizers_are_declared_not_convex_and_are_not(R: Regularizer) 
 
 @proximal
 @pytest.mark.parametrize("gamma", [0.05, 0.4, 3.0])
-def test_prox_beats_a_numerical_minimiser(R: Regularizer, shape: tuple[int, ...], gamma: float) -> None:
+def test_prox_beats_a_numerical_minimiser(
+    R: Regularizer, shape: tuple[int, ...], gamma: float
+) -> None:
     shape = (1, *(min(n, 2) for n in shape[1:]))
     z = state(shape)
 
@@ -234,7 +270,10 @@ def test_prox_beats_a_numerical_minimiser(R: Regularizer, shape: tuple[int, ...]
     ours = objective(found.numpy().ravel())
     starts = [z.numpy().ravel(), found.numpy().ravel(), np.zeros(z.numel())]
     witness = min(
-        (minimize(objective, start, method="Powell", options={"xtol": 1e-9, "ftol": 1e-14}) for start in starts),
+        (
+            minimize(objective, start, method="Powell", options={"xtol": 1e-9, "ftol": 1e-14})
+            for start in starts
+        ),
         key=lambda w: w.fun,
     )
     assert ours <= witness.fun + 1e-10
@@ -261,7 +300,9 @@ def test_prox_is_firmly_nonexpansive(R: Regularizer, shape: tuple[int, ...]) -> 
     for gamma in (0.1, 1.0, 4.0):
         a, b = 2 * state((100, *shape[1:])), 2 * state((100, *shape[1:]))
         moved = R.prox(a, gamma) - R.prox(b, gamma)
-        assert (moved.square().flatten(1).sum(1) <= (moved * (a - b)).flatten(1).sum(1) + 1e-12).all()
+        assert (
+            moved.square().flatten(1).sum(1) <= (moved * (a - b)).flatten(1).sum(1) + 1e-12
+        ).all()
 
 
 @proximal
@@ -274,23 +315,34 @@ def test_prox_and_envelope_can_be_differentiated(R: Regularizer, shape: tuple[in
     (slope,) = torch.autograd.grad(R.envelope(z, gamma).sum(), z)
     assert torch.allclose(slope, z - R.prox(z, gamma), rtol=1e-12)
     members = torch.stack([z.detach(), 2 * z.detach()])
-    assert torch.allclose(torch.func.vmap(lambda z: R.prox(z, gamma))(members)[1], R.prox(members[1], gamma))
+    assert torch.allclose(
+        torch.func.vmap(lambda z: R.prox(z, gamma))(members)[1], R.prox(members[1], gamma)
+    )
     _, pushed = torch.func.jvp(lambda z: R.envelope(z, gamma), (z.detach(),), (members[0],))
     assert torch.allclose(pushed, (members[0] * slope).flatten(1).sum(dim=1))
 
 
 @proximal
-def test_envelope_lies_below_the_function_and_keeps_its_least_value(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_envelope_lies_below_the_function_and_keeps_its_least_value(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     z = state(shape)
     assert (R.envelope(z, 0.7) <= 0.7 * R.value(z) + 1e-14).all()
-    assert torch.equal(R.envelope(torch.zeros_like(z), 0.7), torch.zeros(shape[0], dtype=torch.float64))
+    assert torch.equal(
+        R.envelope(torch.zeros_like(z), 0.7), torch.zeros(shape[0], dtype=torch.float64)
+    )
 
 
 def test_prox_closed_forms() -> None:
     z = torch.tensor([[-2.0, -0.3, 0.0, 0.3, 2.0]], dtype=torch.float64)
     assert torch.allclose(SquaredNorm().prox(z, 0.5), z / 1.5)
-    assert torch.allclose(AbsoluteSum().prox(z, 0.5), torch.tensor([[-1.5, 0.0, 0.0, 0.0, 1.5]], dtype=torch.float64))
-    assert torch.equal(AbsoluteSum().prox(torch.tensor([[math.inf, -math.inf]]), 0.5), torch.tensor([[math.inf, -math.inf]]))
+    assert torch.allclose(
+        AbsoluteSum().prox(z, 0.5), torch.tensor([[-1.5, 0.0, 0.0, 0.0, 1.5]], dtype=torch.float64)
+    )
+    assert torch.equal(
+        AbsoluteSum().prox(torch.tensor([[math.inf, -math.inf]]), 0.5),
+        torch.tensor([[math.inf, -math.inf]]),
+    )
 
 
 # Singular values.
@@ -306,7 +358,9 @@ def test_nuclear_norm_agrees_with_numpy() -> None:
 
 
 @pytest.mark.parametrize("size", [(3, 3), (2, 4), (4, 2)])
-def test_nuclear_norm_can_be_differentiated_where_singular_values_are_equal(size: tuple[int, int]) -> None:
+def test_nuclear_norm_can_be_differentiated_where_singular_values_are_equal(
+    size: tuple[int, int],
+) -> None:
     z = (1.5 * torch.eye(*size, dtype=torch.float64))[None].requires_grad_()
     R = NuclearNorm()
     assert torch.autograd.gradcheck(R.gradient, z)
@@ -360,19 +414,25 @@ def decorrelation_gradient(Z: Tensor, sign: float) -> Tensor:
 
 def test_decorrelation_needs_the_minus_that_the_paper_prints_as_a_plus() -> None:
     z = state((6, 4))
-    (automatic,) = torch.autograd.grad(decorrelation_as_written(Z := z.T.clone().requires_grad_()), Z)
+    (automatic,) = torch.autograd.grad(
+        decorrelation_as_written(Z := z.T.clone().requires_grad_()), Z
+    )
     ours = Decorrelation(epsilon=1e-14).gradient(z).T
     assert torch.allclose(ours, automatic, rtol=1e-8, atol=1e-12)
     assert torch.allclose(decorrelation_gradient(z.T, -1.0), automatic, rtol=1e-8, atol=1e-12)
     assert not torch.allclose(decorrelation_gradient(z.T, 1.0), automatic, rtol=1e-2, atol=1e-2)
-    assert (ours * z.T).sum(dim=1).abs().max() < 1e-12  # the value does not depend on the lengths of features
+    assert (ours * z.T).sum(
+        dim=1
+    ).abs().max() < 1e-12  # the value does not depend on the lengths of features
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3, 2)])
 def test_decorrelation_is_the_printed_value(shape: tuple[int, ...]) -> None:
     z = state(shape)
     Z = z.movedim(1, 0).reshape(shape[1], -1)
-    assert Decorrelation(1e-14).value(z) == pytest.approx(float(decorrelation_as_written(Z)), rel=1e-10)
+    assert Decorrelation(1e-14).value(z) == pytest.approx(
+        float(decorrelation_as_written(Z)), rel=1e-10
+    )
     assert Decorrelation().value(z) == pytest.approx(float(decorrelation_as_written(Z)), rel=1e-6)
 
 
@@ -398,7 +458,9 @@ def hsic_pair_by_pair(z: Tensor, bandwidth: float) -> float:
     total = 0.0
     for i in range(m):
         for j in range(i + 1, m):
-            K, L = (np.exp(-((Z[k][:, None] - Z[k][None, :]) ** 2) / (2 * bandwidth**2)) for k in (i, j))
+            K, L = (
+                np.exp(-((Z[k][:, None] - Z[k][None, :]) ** 2) / (2 * bandwidth**2)) for k in (i, j)
+            )
             total += np.trace(K @ H @ L @ H) / (N - 1) ** 2
     return total
 
@@ -407,7 +469,9 @@ def hsic_pair_by_pair(z: Tensor, bandwidth: float) -> float:
 @pytest.mark.parametrize("bandwidth", [0.5, 2.0])
 def test_hsic_agrees_with_a_sum_over_pairs(shape: tuple[int, ...], bandwidth: float) -> None:
     z = state(shape)
-    assert float(HSIC(bandwidth).value(z)) == pytest.approx(hsic_pair_by_pair(z, bandwidth), rel=1e-10, abs=1e-16)
+    assert float(HSIC(bandwidth).value(z)) == pytest.approx(
+        hsic_pair_by_pair(z, bandwidth), rel=1e-10, abs=1e-16
+    )
 
 
 @pytest.mark.parametrize("shape", [(8, 3), (40, 2)])
@@ -417,9 +481,13 @@ def test_random_features_tend_to_the_exact_hsic(shape: tuple[int, ...]) -> None:
     errors, slopes = [], []
     for features in (10, 100, 4000):
         forms = [HSIC(0.8, features, seed) for seed in range(10)]
-        errors.append(np.mean([abs(float(form.value(z) - exact.value(z))) for form in forms]) / float(exact.value(z)))
+        errors.append(
+            np.mean([abs(float(form.value(z) - exact.value(z))) for form in forms])
+            / float(exact.value(z))
+        )
         slopes.append(
-            np.mean([float((form.gradient(z) - exact.gradient(z)).norm()) for form in forms]) / float(exact.gradient(z).norm())
+            np.mean([float((form.gradient(z) - exact.gradient(z)).norm()) for form in forms])
+            / float(exact.gradient(z).norm())
         )
     assert errors[0] > 2 * errors[1] > 4 * errors[2]  # like one over the root of their number
     assert errors[2] < 0.03
@@ -434,7 +502,9 @@ def test_random_features_use_the_cheaper_of_two_equal_products() -> None:
         w = R._frequencies
         waves = []
         for column in z.T:
-            wave = torch.cat([torch.outer(column, w).cos(), torch.outer(column, w).sin()], dim=1) / 2
+            wave = (
+                torch.cat([torch.outer(column, w).cos(), torch.outer(column, w).sin()], dim=1) / 2
+            )
             waves.append(wave - wave.mean(dim=0))
         expected = (waves[0].T @ waves[1]).square().sum() / (len(z) - 1) ** 2
         assert R.value(z) == pytest.approx(float(expected), rel=1e-12)
@@ -475,7 +545,9 @@ def test_total_variation_is_a_sum_over_neighbours(epsilon: float) -> None:
                     if k < 3 and n < 4:
                         total += math.hypot(channel[k][n] - channel[i][j], epsilon) - epsilon
         expected.append(total)
-    assert torch.allclose(TotalVariation(epsilon).value(z), torch.tensor(expected, dtype=torch.float64))
+    assert torch.allclose(
+        TotalVariation(epsilon).value(z), torch.tensor(expected, dtype=torch.float64)
+    )
 
 
 def test_total_variation_of_one_pixel_is_zero() -> None:
@@ -534,7 +606,10 @@ def test_custom_function_may_use_an_old_autograd_function() -> None:
 
 
 def test_gradient_by_autograd_refuses_inference_mode() -> None:
-    with torch.inference_mode(), pytest.raises(ValueError, match=r"outside of torch\.inference_mode; use torch\.no_grad\."):
+    with (
+        torch.inference_mode(),
+        pytest.raises(ValueError, match=r"outside of torch\.inference_mode; use torch\.no_grad\."),
+    ):
         Custom(quartic).gradient(state(FLAT))
 
 
@@ -544,12 +619,14 @@ def test_gradient_by_autograd_refuses_inference_mode() -> None:
         (
             lambda z: z,
             False,
-            r"shape \(4,\); got shape \(4, 3\)\. Sum over all axes but the first, or use Custom\(function, coupled=True\)\.",
+            r"shape \(4,\); got shape \(4, 3\)\. Sum over all axes but the first, or use "
+            r"Custom\(function, coupled=True\)\.",
         ),
         (
             lambda z: z.sum(),
             False,
-            r"shape \(4,\); got shape \(\)\. Sum over all axes but the first, or use Custom\(function, coupled=True\)\.",
+            r"shape \(4,\); got shape \(\)\. Sum over all axes but the first, or use "
+            r"Custom\(function, coupled=True\)\.",
         ),
         (lambda z: z.sum(dim=1), True, r"shape \(\); got shape \(4,\)\. Sum over everything\."),
         (lambda _: 3.0, True, r"shape \(\); got float\. Sum over everything\."),
@@ -557,7 +634,9 @@ def test_gradient_by_autograd_refuses_inference_mode() -> None:
 )
 def test_custom_function_must_return_its_shape(function, coupled: bool, message: str) -> None:
     for method in ("value", "gradient"):
-        with pytest.raises(ValueError, match=r"^Custom\.function must return a tensor of " + message):
+        with pytest.raises(
+            ValueError, match=r"^Custom\.function must return a tensor of " + message
+        ):
             getattr(Custom(function, coupled=coupled), method)(state(FLAT))
 
 
@@ -566,18 +645,18 @@ def test_custom_function_must_return_its_shape(function, coupled: bool, message:
 
 @pytest.mark.parametrize("name", list(REGULARIZERS))
 def test_regularizer_finds_names(name: str) -> None:
-    R = regularizer(name)
+    R = as_regularizer(name)
     assert type(R) is REGULARIZERS[name]
-    assert regularizer(R) is R
+    assert as_regularizer(R) is R
     assert REGULARIZERS[name]() == R
     assert hash(R) == hash(REGULARIZERS[name]())
 
 
 def test_regularizer_takes_functions_and_modules() -> None:
-    assert regularizer(quartic) == Custom(quartic)
+    assert as_regularizer(quartic) == Custom(quartic)
     module = nn.Sequential(nn.Linear(3, 1, dtype=torch.float64), nn.Flatten(0))
     z = state(FLAT)
-    assert torch.allclose(regularizer(module).gradient(z), module[0].weight.expand_as(z))
+    assert torch.allclose(as_regularizer(module).gradient(z), module[0].weight.expand_as(z))
 
 
 @pytest.mark.parametrize(
@@ -585,16 +664,21 @@ def test_regularizer_takes_functions_and_modules() -> None:
     [
         (
             "hsics",
-            r"^regularizer must be one of decorrelation, hsic, incay, l1, l2, nuclear, tv; got 'hsics'\. Did you mean 'hsic'\?",
+            r"^regularizer must be one of decorrelation, hsic, incay, l1, l2, nuclear, tv; "
+            r"got 'hsics'\. Did you mean 'hsic'\?",
         ),
-        (SquaredNorm, r"^regularizer must be a name or an object; got the class SquaredNorm\. Write SquaredNorm\(\)\.$"),
+        (
+            SquaredNorm,
+            r"^regularizer must be a name or an object; got the class SquaredNorm\. Write "
+            r"SquaredNorm\(\)\.$",
+        ),
         (3, r"^regularizer must be a name or a Regularizer; got int\.$"),
         (None, r"^regularizer must be a name or a Regularizer; got NoneType\.$"),
     ],
 )
 def test_regularizer_refuses_other_things(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        regularizer(value)
+        as_regularizer(value)
 
 
 BAD = [0, 0.0, -1.0, math.nan, math.inf, True, "1", None]
@@ -608,30 +692,43 @@ def test_constants_must_be_positive(value: object) -> None:
                 method(state(IMAGE), value)
     makers = [(Incay, "epsilon"), (Decorrelation, "epsilon"), (HSIC, "bandwidth")]
     for make, name in makers:
-        with pytest.raises(ValueError, match=rf"^{make.__name__}\.{name} must be a positive number; got .*\.$"):
+        with pytest.raises(
+            ValueError, match=rf"^{make.__name__}\.{name} must be a positive number; got .*\.$"
+        ):
             make(value)
     if value != 0:
-        with pytest.raises(ValueError, match=r"^TotalVariation\.epsilon must be zero or a positive number; got .*\.$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^TotalVariation\.epsilon must be zero or a positive number; got .*\.$",
+        ):
             TotalVariation(value)
     if value is not None:
-        with pytest.raises(ValueError, match=r"^Custom\.lipschitz must be a positive number; got .*\.$"):
+        with pytest.raises(
+            ValueError, match=r"^Custom\.lipschitz must be a positive number; got .*\.$"
+        ):
             Custom(quartic, lipschitz=value)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "3"])
 def test_hsic_counts_must_be_whole_numbers(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^HSIC\.features must be a whole number of at least 1; got"):
+    with pytest.raises(
+        ValueError, match=r"^HSIC\.features must be a whole number of at least 1; got"
+    ):
         HSIC(features=value)
     if not isinstance(value, int) or isinstance(value, bool):
         with pytest.raises(ValueError, match=r"^HSIC\.seed must be a whole number; got"):
             HSIC(seed=value)
 
 
-@pytest.mark.parametrize("R", [Incay(), Decorrelation(), HSIC(), TotalVariation(), Custom(quartic)], ids=str)
+@pytest.mark.parametrize(
+    "R", [Incay(), Decorrelation(), HSIC(), TotalVariation(), Custom(quartic)], ids=str
+)
 def test_prox_is_refused_where_there_is_none(R: Regularizer) -> None:
     assert not R.has_prox
     name = type(R).__name__
-    message = rf"^prox must be asked of .* in closed form; got {name}\. Use z - gamma \* gradient\(z\)\.$"
+    message = (
+        rf"^prox must be asked of .* in closed form; got {name}\. Use z - gamma \* gradient\(z\)\.$"
+    )
     for method in (R.prox, R.envelope):
         with pytest.raises(ValueError, match=message):
             method(state(IMAGE), 0.1)
@@ -640,14 +737,34 @@ def test_prox_is_refused_where_there_is_none(R: Regularizer) -> None:
 @pytest.mark.parametrize(
     ("R", "shape", "message"),
     [
-        (NuclearNorm(), (3, 4), r"NuclearNorm must see samples that are matrices, .*; got shape \(3, 4\)\."),
+        (
+            NuclearNorm(),
+            (3, 4),
+            r"NuclearNorm must see samples that are matrices, .*; got shape \(3, 4\)\.",
+        ),
         (TotalVariation(), (3, 4), r"TotalVariation must see images, .*; got shape \(3, 4\)\."),
-        (Decorrelation(), (3,), r"Decorrelation must see a state of shape \(batch, features, \.\.\.\); got shape \(3,\)\."),
-        (HSIC(), (3,), r"HSIC must see a state of shape \(batch, features, \.\.\.\); got shape \(3,\)\."),
-        (HSIC(), (1, 4), r"HSIC must see at least 2 observations of each feature; got 1 in .* \(1, 4\)\. Use larger batches\."),
+        (
+            Decorrelation(),
+            (3,),
+            r"Decorrelation must see a state of shape \(batch, features, \.\.\.\); got shape "
+            r"\(3,\)\.",
+        ),
+        (
+            HSIC(),
+            (3,),
+            r"HSIC must see a state of shape \(batch, features, \.\.\.\); got shape \(3,\)\.",
+        ),
+        (
+            HSIC(),
+            (1, 4),
+            r"HSIC must see at least 2 observations of each feature; got 1 in .* \(1, 4\)\. "
+            r"Use larger batches\.",
+        ),
     ],
 )
-def test_states_of_other_shapes_are_refused(R: Regularizer, shape: tuple[int, ...], message: str) -> None:
+def test_states_of_other_shapes_are_refused(
+    R: Regularizer, shape: tuple[int, ...], message: str
+) -> None:
     for method in (R.value, R.gradient):
         with pytest.raises(ValueError, match=message):
             method(state(shape))
@@ -656,7 +773,9 @@ def test_states_of_other_shapes_are_refused(R: Regularizer, shape: tuple[int, ..
 def test_a_state_without_further_axes_is_one_number_for_each_sample() -> None:
     z = torch.tensor([3.0, -4.0], dtype=torch.float64)
     assert torch.equal(SquaredNorm().value(z), torch.tensor([4.5, 8.0], dtype=torch.float64))
-    assert torch.equal(AbsoluteSum().envelope(z, 1.0), torch.tensor([2.5, 3.5], dtype=torch.float64))
+    assert torch.equal(
+        AbsoluteSum().envelope(z, 1.0), torch.tensor([2.5, 3.5], dtype=torch.float64)
+    )
     assert torch.allclose(Incay().gradient(z), -4 * z / (z.square() + 2) ** 2)
 
 
@@ -666,5 +785,7 @@ def test_regularizers_are_frozen() -> None:
 
 
 def test_custom_must_get_a_function() -> None:
-    with pytest.raises(ValueError, match=r"^Custom\.function must be a function of the state; got 3\.$"):
+    with pytest.raises(
+        ValueError, match=r"^Custom\.function must be a function of the state; got 3\.$"
+    ):
         Custom(3)

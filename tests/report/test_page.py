@@ -20,8 +20,41 @@ from equipoise.report.markup import clock, figure, power
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 ALLOWED = {
-    *("html", "head", "meta", "title", "style", "body", "main", "header", "section", "div", "h1", "h2", "h3", "p", "b", "span"),
-    *("dl", "dt", "dd", "ul", "li", "figure", "figcaption", "img", "table", "caption", "thead", "tbody", "tr", "th", "td"),
+    *(
+        "html",
+        "head",
+        "meta",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "section",
+        "div",
+        "h1",
+        "h2",
+        "h3",
+        "p",
+        "b",
+        "span",
+    ),
+    *(
+        "dl",
+        "dt",
+        "dd",
+        "ul",
+        "li",
+        "figure",
+        "figcaption",
+        "img",
+        "table",
+        "caption",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    ),
     *("svg", "g", "path", "defs", "use", "text", "rect", "circle", "clippath"),
 }
 
@@ -74,7 +107,15 @@ def assert_sealed(source: str) -> Page:
     for tag, attributes in page.tags:
         for key, value in attributes.items():
             assert not key.startswith("on")
-            assert key not in ("style", "srcset", "action", "formaction", "background", "ping", "srcdoc")
+            assert key not in (
+                "style",
+                "srcset",
+                "action",
+                "formaction",
+                "background",
+                "ping",
+                "srcdoc",
+            )
             if key == "src":
                 assert tag == "img"
                 assert re.fullmatch(r"data:image/png;base64,[A-Za-z0-9+/=]+", value)
@@ -92,13 +133,15 @@ def assert_sealed(source: str) -> Page:
     }
     style = source[source.index("<style>") + 7 : source.index("</style>")]
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    assert (
-        metas["Content-Security-Policy"]
-        == f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    assert metas["Content-Security-Policy"] == (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; "
+        "form-action 'none'"
     )
     assert metas["referrer"] == "no-referrer"
     assert not re.search(r"url\(|@import|@font-face", style)
-    assert source.isprintable() or not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", source)
+    assert source.isprintable() or not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", source
+    )
     source.encode()
     return page
 
@@ -111,9 +154,23 @@ def ordinary() -> str:
 def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
     page = assert_sealed(ordinary)
     assert page.headings() == [
-        *("Training", "Loss", "Accuracy", "Learning rate and gradient", "Learning rate", "Norm of the gradient"),
+        *(
+            "Training",
+            "Loss",
+            "Accuracy",
+            "Learning rate and gradient",
+            "Learning rate",
+            "Norm of the gradient",
+        ),
         *("Solver", "Steps of the solver", "Residuals", "Norms of operators"),
-        *("How solves ended", "Training, forward", "Training, backward", "Test", "Confusion matrix", "Sample masks"),
+        *(
+            "How solves ended",
+            "Training, forward",
+            "Training, backward",
+            "Test",
+            "Confusion matrix",
+            "Sample masks",
+        ),
         *("The equilibrium of one sample", "Residual", "Objective", "Configuration", "Environment"),
     ]
     words = page.words()
@@ -125,9 +182,32 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
             "samples that missed the tolerance",
             "of 10\u202f000 in the test set",
         ),
-        *("1\u202fh 2\u202fmin", "5 epochs, 400 steps, stopped early", "114\u202f666", "12\u202f000 extractor", "skipped steps"),
-        *("equilibrium.1", "equilibrium.2", "norm 1", "tolerance 0.001", "490\u202f000", "class 3", "103", "93.6\u202f%"),
-        *("model.options", "opteq-mnist", "[0.1307]", '""', "equipoise train mnist", "platform", "The map is a contraction."),
+        *(
+            "1\u202fh 2\u202fmin",
+            "5 epochs, 400 steps, stopped early",
+            "114\u202f666",
+            "12\u202f000 extractor",
+            "skipped steps",
+        ),
+        *(
+            "equilibrium.1",
+            "equilibrium.2",
+            "norm 1",
+            "tolerance 0.001",
+            "490\u202f000",
+            "class 3",
+            "103",
+            "93.6\u202f%",
+        ),
+        *(
+            "model.options",
+            "opteq-mnist",
+            "[0.1307]",
+            '""',
+            "equipoise train mnist",
+            "platform",
+            "The map is a contraction.",
+        ),
     ):
         assert expected in words
 
@@ -140,14 +220,21 @@ def test_page_is_accessible(ordinary: str) -> None:
     assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
     for tag, attributes in page.tags:
         if tag == "svg":
-            assert attributes.get("aria-hidden") == "true" or (attributes["role"] == "img" and attributes["aria-label"])
+            assert attributes.get("aria-hidden") == "true" or (
+                attributes["role"] == "img" and attributes["aria-label"]
+            )
         if tag == "th":
             assert attributes["scope"] in ("row", "col")
         if tag == "img":
             assert attributes["alt"]
-    spoken = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg" and "aria-label" in attributes]
+    spoken = [
+        attributes["aria-label"]
+        for tag, attributes in page.tags
+        if tag == "svg" and "aria-label" in attributes
+    ]
     assert (
-        "Steps of the solver (steps for each solve) by step: forward from 6.034 to 8.959; backward from 4.011 to 4.986." in spoken
+        "Steps of the solver (steps for each solve) by step: forward from 6.034 to 8.959; "
+        "backward from 4.011 to 4.986." in spoken
     )
 
 
@@ -179,7 +266,16 @@ def test_page_copes_with_strange_values_anywhere(value: object) -> None:
     first, second = ordinary.steps
     steps = [first, {**dict.fromkeys(second, value), "step": 1}, dict.fromkeys(second, value)]
     epochs = [{**dict.fromkeys(line, value), "kind": "epoch"} for line in ordinary.epochs]
-    assert_sealed(render_report(RunReport("strange", steps=steps, epochs=epochs, summary=dict.fromkeys(ordinary.summary, value))))
+    assert_sealed(
+        render_report(
+            RunReport(
+                "strange",
+                steps=steps,
+                epochs=epochs,
+                summary=dict.fromkeys(ordinary.summary, value),
+            )
+        )
+    )
 
 
 def test_page_of_a_run_with_nothing_or_one_step() -> None:
@@ -187,14 +283,23 @@ def test_page_of_a_run_with_nothing_or_one_step() -> None:
     assert assert_sealed(render_report(RunReport("empty", summary={}))).headings() == []
     one = assert_sealed(render_report(RunReport("one", steps=run(1, 1).steps)))
     assert one.headings()[:3] == ["Training", "Loss", "Accuracy"]
-    assert sum(tag == "use" for tag, _ in one.tags) >= 8  # a point in each chart, two where there are two lines
+    assert (
+        sum(tag == "use" for tag, _ in one.tags) >= 8
+    )  # a point in each chart, two where there are two lines
     assert "not finished" in one.words()
     assert "Training, forward, logged steps" in one.headings()
 
 
 def test_page_of_a_run_that_goes_on_takes_its_last_epoch() -> None:
     words = assert_sealed(render_report(run(summary=None, confusion=None))).words()
-    assert {"93.00\u202f%", "test accuracy", "not finished", "step 399", "5 epochs done", "1\u202fmin 0\u202fs"} <= set(words)
+    assert {
+        "93.00\u202f%",
+        "test accuracy",
+        "not finished",
+        "step 399",
+        "5 epochs done",
+        "1\u202fmin 0\u202fs",
+    } <= set(words)
     assert words[words.index("skipped steps") + 1] == "5"
     assert {"6\u202f350", "50", "6\u202f400"} <= set(words)  # solves of five epochs
 
@@ -208,28 +313,39 @@ def test_page_of_a_run_that_goes_on_takes_its_last_epoch() -> None:
         ("regret_of_mine", 12345.6, "Regret of mine", "12\u202f346"),
     ],
 )
-def test_page_shows_the_score_of_any_task(metric: str, value: float, heading: str, tile: str) -> None:
+def test_page_shows_the_score_of_any_task(
+    metric: str, value: float, heading: str, tile: str
+) -> None:
     epochs = [{"epoch": 0, "step": 10, "validation": {metric: value, "loss": 0.5, "samples": 360}}]
     page = assert_sealed(render_report(RunReport("any", epochs=epochs)))
     assert page.headings() == ["Training", "Loss", heading]
     assert tile in page.words()
 
 
-@pytest.mark.parametrize("values", [(5e-324, 1e-99), (-1e99, 1e99), (1e-320, 2e-320), (1e99, 1e99), (0.0, 0.0)], ids=repr)
+@pytest.mark.parametrize(
+    "values", [(5e-324, 1e-99), (-1e99, 1e99), (1e-320, 2e-320), (1e99, 1e99), (0.0, 0.0)], ids=repr
+)
 def test_page_copes_with_extreme_numbers(values: tuple[float, float]) -> None:
     steps = [
         {"step": step, "loss": value, "forward_residual": value, "learning_rate": value}
         for step, value in zip((1, 10**90), values, strict=True)
     ]
     config = {"model": {"options": {"tolerance": 5e-324}}}
-    page = assert_sealed(render_report(RunReport("extreme", steps=steps, config=config, solve=SolvePath(values, values))))
+    page = assert_sealed(
+        render_report(
+            RunReport("extreme", steps=steps, config=config, solve=SolvePath(values, values))
+        )
+    )
     assert page.headings()[:2] == ["Training", "Loss"]
 
 
 def test_page_of_a_huge_run_is_small_and_quick() -> None:
     line = run(2, 1).steps[1]
     generator = np.random.default_rng(0)
-    steps = [{**line, "step": k, "loss": loss} for k, loss in enumerate(generator.lognormal(0, 1, 200_000).tolist())]
+    steps = [
+        {**line, "step": k, "loss": loss}
+        for k, loss in enumerate(generator.lognormal(0, 1, 200_000).tolist())
+    ]
     began = time.process_time()
     source = render_report(RunReport("huge", steps=steps))
     assert time.process_time() - began < 15  # 3 on most machines
@@ -242,7 +358,9 @@ def test_page_is_the_same_every_time(ordinary: str) -> None:
 
 
 def test_page_counts_of_many_classes_are_a_picture() -> None:
-    counts = np.random.default_rng(0).integers(1, 5, (1000, 1000)) + 4000 * np.eye(1000, dtype=np.int64)
+    counts = np.random.default_rng(0).integers(1, 5, (1000, 1000)) + 4000 * np.eye(
+        1000, dtype=np.int64
+    )
     source = render_report(RunReport("many", confusion=counts))
     page = assert_sealed(source)
     (picture,) = pictures(page)
@@ -253,19 +371,32 @@ def test_page_counts_of_many_classes_are_a_picture() -> None:
 
 def pictures(page: Page) -> list[np.ndarray]:
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
-    return [np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1])))) for source in sources]
+    return [
+        np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))))
+        for source in sources
+    ]
 
 
 def test_page_masks_have_the_colours_of_their_legend() -> None:
     samples = masks(6, 600, 400)
-    page = assert_sealed(render_report(RunReport("masks", masks=samples, ignore=255, classes=["sky", "road", "tree"])))
+    page = assert_sealed(
+        render_report(
+            RunReport("masks", masks=samples, ignore=255, classes=["sky", "road", "tree"])
+        )
+    )
     found = pictures(page)
     assert len(found) == 12  # four samples
     image, truth, prediction = found[:3]
     assert image.shape == (200, 134, 3)
     assert (image == samples[0].image[::3, ::3]).all()
     legend = [attributes["fill"] for tag, attributes in page.tags if tag == "rect"]
-    assert [text for tag, text in page.text if tag == "li"] == ["sky", "road", "tree", "class 3", "does not count"]
+    assert [text for tag, text in page.text if tag == "li"] == [
+        "sky",
+        "road",
+        "tree",
+        "class 3",
+        "does not count",
+    ]
     for painted, labels in ((truth, samples[0].truth), (prediction, samples[0].prediction)):
         for label, colour in enumerate(legend[:4]):
             assert (painted[labels[::3, ::3] == label] == [*bytes.fromhex(colour[1:]), 255]).all()
@@ -317,7 +448,14 @@ def test_columns_take_the_later_of_two_lines_for_a_step() -> None:
 
 
 def test_numbers_are_readable() -> None:
-    assert [power(value) for value in (1e-3, 2.5e-4, -1e7, 0.0, 1.0, 10.0)] == ["10⁻³", "2.5·10⁻⁴", "-1·10⁷", "0", "1", "10"]
+    assert [power(value) for value in (1e-3, 2.5e-4, -1e7, 0.0, 1.0, 10.0)] == [
+        "10⁻³",
+        "2.5·10⁻⁴",
+        "-1·10⁷",
+        "0",
+        "1",
+        "10",
+    ]
     assert [figure(value) for value in (0.0, 0.12345, 12345.6, 3e-5, math.nan)] == [
         "0",
         "0.1235",
@@ -326,18 +464,35 @@ def test_numbers_are_readable() -> None:
         "\u2013",
     ]
     assert [clock(value) for value in (0.25, 59.99, 61.3, 3725, 90000)] == [
-        *("0.2\u202fs", "1\u202fmin 0\u202fs", "1\u202fmin 1\u202fs", "1\u202fh 2\u202fmin", "1\u202fd 1\u202fh")
+        *(
+            "0.2\u202fs",
+            "1\u202fmin 0\u202fs",
+            "1\u202fmin 1\u202fs",
+            "1\u202fh 2\u202fmin",
+            "1\u202fd 1\u202fh",
+        )
     ]
 
 
 def test_report_refuses_arrays_of_other_shapes() -> None:
-    with pytest.raises(ValueError, match=r"RunReport\.confusion must be classes x classes; got the shape \(2, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"RunReport\.confusion must be classes x classes; got the shape \(2, 3\)"
+    ):
         RunReport("bad", confusion=np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"MaskSample\.image must be height x width x 3; got the shape \(4, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"MaskSample\.image must be height x width x 3; got the shape \(4, 4\)"
+    ):
         MaskSample(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4)))
     with pytest.raises(
-        ValueError, match=r"MaskSample\.prediction must have the height and width of the image, \(4, 5\); got \(5, 4\)"
+        ValueError,
+        match=(
+            r"MaskSample\.prediction must have the height and width of the image, \(4, 5\); "
+            r"got \(5, 4\)"
+        ),
     ):
         MaskSample(np.zeros((4, 5, 3)), np.zeros((4, 5)), np.zeros((5, 4)))
-    with pytest.raises(ValueError, match=r"SolvePath\.image must be height x width, or that x 3; got the shape \(64,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"SolvePath\.image must be height x width, or that x 3; got the shape \(64,\)",
+    ):
         SolvePath([1.0], image=np.zeros(64))

@@ -18,9 +18,13 @@ from PIL import Image
 from equipoise.report import render_report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="chromium or chromedriver is not installed"
+)
 
 QUIET = (
     *(
@@ -32,10 +36,17 @@ QUIET = (
         "--no-first-run",
         "--hide-scrollbars",
     ),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions"),
+    *(
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-extensions",
+    ),
 )
 # a screenshot before the first frames can meet the page that is being left
-PAINTED = "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
+PAINTED = (
+    "const done = arguments[0]; requestAnimationFrame(() => requestAnimationFrame(() => done()));"
+)
 CONTRASTS = """
 const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
 const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
@@ -78,7 +89,10 @@ class Browser:
         self.pages = pages
 
     def show(self, name: str, width: int, scheme: str = "light") -> None:
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+        self.driver.execute_cdp_cmd(
+            "Emulation.setEmulatedMedia",
+            {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+        )
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         self.driver.get(self.pages[name].as_uri())
@@ -88,7 +102,9 @@ class Browser:
         return self.driver.execute_script(script)
 
     def pixels(self) -> np.ndarray:
-        return np.asarray(Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")).astype(np.float64)
+        return np.asarray(
+            Image.open(io.BytesIO(self.driver.get_screenshot_as_png())).convert("RGB")
+        ).astype(np.float64)
 
 
 @pytest.fixture(scope="module")
@@ -111,23 +127,46 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def test_page_loads_without_complaint_and_fetches_nothing(browser: Browser, name: str) -> None:
     browser.driver.get_log("browser")
     browser.show(name, 1280)
-    assert browser.driver.get_log("browser") == []  # where errors and breaches of the content policy would be
-    fetched = browser.run("return performance.getEntriesByType('resource').map(entry => entry.name)")
+    assert (
+        browser.driver.get_log("browser") == []
+    )  # where errors and breaches of the content policy would be
+    fetched = browser.run(
+        "return performance.getEntriesByType('resource').map(entry => entry.name)"
+    )
     assert all(address.startswith("data:image/png") for address in fetched)
-    assert browser.run("return document.querySelectorAll('script, iframe, object, embed, link, [style]').length") == 0
-    assert browser.run("return [...document.images].every(image => image.complete && image.naturalWidth > 0)")
-    assert browser.run("return getComputedStyle(document.querySelector('h1')).fontWeight") == "650"  # the hash lets the style in
+    assert (
+        browser.run(
+            "return document.querySelectorAll('script, iframe, object, embed, link, "
+            "[style]').length"
+        )
+        == 0
+    )
+    assert browser.run(
+        "return [...document.images].every(image => image.complete && image.naturalWidth > 0)"
+    )
+    assert (
+        browser.run("return getComputedStyle(document.querySelector('h1')).fontWeight") == "650"
+    )  # the hash lets the style in
 
 
-def test_page_policy_stops_what_would_get_past_the_escaping(browser: Browser, tmp_path: Path) -> None:
+def test_page_policy_stops_what_would_get_past_the_escaping(
+    browser: Browser, tmp_path: Path
+) -> None:
     source = browser.pages["ordinary"].read_text(encoding="utf-8")
-    smuggled = "<script>document.title = 'owned'</script><style>h1 { color: red }</style><img src='smuggled.png'>"
+    smuggled = (
+        "<script>document.title = 'owned'</script><style>h1 { color: red }</style><img "
+        "src='smuggled.png'>"
+    )
     browser.pages["smuggled"] = tmp_path / "smuggled.html"
-    browser.pages["smuggled"].write_text(source.replace("</main>", f"{smuggled}</main>"), encoding="utf-8")
+    browser.pages["smuggled"].write_text(
+        source.replace("</main>", f"{smuggled}</main>"), encoding="utf-8"
+    )
     browser.show("smuggled", 1280)
     complaints = [entry["message"] for entry in browser.driver.get_log("browser")]
     for kind in ("inline script", "inline style", "Loading the image"):
-        assert any(kind in message and "Content Security Policy" in message for message in complaints)
+        assert any(
+            kind in message and "Content Security Policy" in message for message in complaints
+        )
     assert browser.driver.title == "mnist with opteq-mnist"
 
 
@@ -136,13 +175,21 @@ def test_page_policy_stops_what_would_get_past_the_escaping(browser: Browser, tm
 def test_page_fits_the_window(browser: Browser, name: str, width: int) -> None:
     browser.show(name, width)
     assert browser.run("return document.documentElement.scrollWidth") <= width
-    columns = browser.run("return getComputedStyle(document.querySelector('.charts')).gridTemplateColumns.split(' ').length")
+    columns = browser.run(
+        "return "
+        "getComputedStyle(document.querySelector('.charts')).gridTemplateColumns.split(' ').length"
+    )
     assert columns == (1 if width < 800 else 2)
     assert browser.run(SMALLEST_TEXT) > 9.5
     assert browser.run(CLIPPED) == []
     for boxes in browser.run(BOXES):
         for (first, left, top, right, bottom), (second, *other) in itertools.combinations(boxes, 2):
-            apart = right <= other[0] or other[2] <= left or bottom <= other[1] + 2 or other[3] <= top + 2
+            apart = (
+                right <= other[0]
+                or other[2] <= left
+                or bottom <= other[1] + 2
+                or other[3] <= top + 2
+            )
             assert apart, f"{first!r} lies on {second!r}"
 
 
@@ -153,11 +200,18 @@ def test_page_is_light_or_dark_as_the_reader_likes(browser: Browser) -> None:
         pixels = browser.pixels()
         seen[scheme] = pixels[2, 2]
         assert pixels.std() > 8  # not blank
-        chart = browser.run("return Object.values(document.querySelector('svg.chart').getBoundingClientRect().toJSON())")
+        chart = browser.run(
+            "return "
+            "Object.values(document.querySelector('svg.chart').getBoundingClientRect().toJSON())"
+        )
         left, top, wide, high = map(int, chart[:4])
         patch = pixels[top : top + high, left : left + wide].reshape(-1, 3)
-        assert (np.abs(patch - pixels[2, 2]).max(axis=1) < 3).mean() > 0.6  # no box of another colour behind the curves
-        assert (np.abs(patch - pixels[2, 2]).max(axis=1) > 60).mean() > 0.01  # and curves that can be seen
+        assert (
+            np.abs(patch - pixels[2, 2]).max(axis=1) < 3
+        ).mean() > 0.6  # no box of another colour behind the curves
+        assert (
+            np.abs(patch - pixels[2, 2]).max(axis=1) > 60
+        ).mean() > 0.01  # and curves that can be seen
     assert seen["light"].min() > 240
     assert seen["dark"].max() < 40
 
@@ -174,9 +228,14 @@ def test_page_text_stands_out(browser: Browser, scheme: str) -> None:
 def test_page_curves_stand_out(browser: Browser, scheme: str) -> None:
     browser.show("ordinary", 1280, scheme)
     names = ["--page", *(f"--line-{k}" for k in range(1, 7))]
-    values = browser.run(f"const s = getComputedStyle(document.documentElement); return {names}.map(n => s.getPropertyValue(n))")
+    values = browser.run(
+        f"const s = getComputedStyle(document.documentElement); return {names}.map(n => "
+        "s.getPropertyValue(n))"
+    )
     page, *lines = (luminance(value.strip()) for value in values)
-    assert all((max(page, line) + 0.05) / (min(page, line) + 0.05) >= 3 for line in lines)  # WCAG's bound for graphics
+    assert all(
+        (max(page, line) + 0.05) / (min(page, line) + 0.05) >= 3 for line in lines
+    )  # WCAG's bound for graphics
 
 
 def luminance(colour: str) -> float:

@@ -26,7 +26,16 @@ from equipoise import (
     Unrolled,
     solve,
 )
-from equipoise.prox import HSIC, AbsoluteSum, Custom, Decorrelation, Incay, Regularizer, SquaredNorm, TotalVariation
+from equipoise.prox import (
+    HSIC,
+    AbsoluteSum,
+    Custom,
+    Decorrelation,
+    Incay,
+    Regularizer,
+    SquaredNorm,
+    TotalVariation,
+)
 from equipoise.solvers import SAM, Solver
 
 F64 = torch.float64
@@ -49,10 +58,19 @@ class Choice:
     start: Tensor
 
 
-A, B = torch.tensor([[1.0, 2.0, 0.0, -1.0], [0.0, 1.0, 1.0, 1.0]], dtype=F64), torch.tensor([1.0, -0.5], dtype=F64)
+A, B = (
+    torch.tensor([[1.0, 2.0, 0.0, -1.0], [0.0, 1.0, 1.0, 1.0]], dtype=F64),
+    torch.tensor([1.0, -0.5], dtype=F64),
+)
 TARGET = torch.tensor([0.9, -1.2, 0.4, 1.5], dtype=F64)
-LOW, HIGH = torch.tensor([0.5, -1.0, -2.0, -3.0], dtype=F64), torch.tensor([2.0, 1.0, -0.5, 0.7], dtype=F64)
-NORMALS, BOUNDS = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, -1.0, 2.0]], dtype=F64), torch.tensor([-0.5, -1.0], dtype=F64)
+LOW, HIGH = (
+    torch.tensor([0.5, -1.0, -2.0, -3.0], dtype=F64),
+    torch.tensor([2.0, 1.0, -0.5, 0.7], dtype=F64),
+)
+NORMALS, BOUNDS = (
+    torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, -1.0, 2.0]], dtype=F64),
+    torch.tensor([-0.5, -1.0], dtype=F64),
+)
 
 
 def plane(z: Tensor) -> Tensor:
@@ -89,7 +107,13 @@ def witness(R: Callable[[Tensor], Tensor], constraints: LinearConstraint) -> Ten
 
     options = {"gtol": 1e-12, "xtol": 1e-14, "barrier_tol": 1e-12, "maxiter": 5000}
     found = minimize(
-        both, np.zeros(4), jac=True, hess=lambda _: np.eye(4), method="trust-constr", constraints=constraints, options=options
+        both,
+        np.zeros(4),
+        jac=True,
+        hess=lambda _: np.eye(4),
+        method="trust-constr",
+        constraints=constraints,
+        options=options,
     )
     return torch.from_numpy(found.x)
 
@@ -98,7 +122,9 @@ QUADRATIC = Custom(shifted, lipschitz=1.0, convex=True)
 ABSOLUTE = Custom(smooth_absolute, lipschitz=2.0, convex=True)
 IN_PLANE = LinearConstraint(A.numpy(), B.numpy(), B.numpy())
 IN_CORNER = LinearConstraint(
-    np.vstack([NORMALS.numpy(), np.eye(4)]), [-np.inf, -np.inf, *[-1.0] * 4], [*BOUNDS.numpy(), *[1.0] * 4]
+    np.vstack([NORMALS.numpy(), np.eye(4)]),
+    [-np.inf, -np.inf, *[-1.0] * 4],
+    [*BOUNDS.numpy(), *[1.0] * 4],
 )
 
 
@@ -111,7 +137,9 @@ def choices() -> dict[str, Callable[[], Choice]]:
     return {
         "l2 plane": lambda: choice(plane, "l2", plane(zero)[0]),
         "l2 box": lambda: choice(box, "l2", box(zero)[0]),
-        "l2 corner": lambda: choice(corner, SquaredNorm(), witness(lambda z: z.square().sum(dim=1) / 2, IN_CORNER)),
+        "l2 corner": lambda: choice(
+            corner, SquaredNorm(), witness(lambda z: z.square().sum(dim=1) / 2, IN_CORNER)
+        ),
         "shifted plane": lambda: choice(plane, QUADRATIC, plane(TARGET[None])[0]),
         "shifted box": lambda: choice(box, QUADRATIC, box(TARGET[None])[0]),
         "shifted corner": lambda: choice(corner, QUADRATIC, witness(shifted, IN_CORNER)),
@@ -127,7 +155,9 @@ def worst(found: Tensor, answer: Tensor) -> float:
     return float((found - answer).norm(dim=1).max())
 
 
-def average(step, gradient, z: Tensor, steps: int, lipschitz: float, rho: float, decay: float, eta: float) -> Tensor:
+def average(
+    step, gradient, z: Tensor, steps: int, lipschitz: float, rho: float, decay: float, eta: float
+) -> Tensor:
     """OptEq, eq. 11, as it is written."""
     gamma = 1 / (2 * lipschitz)
     for k in range(1, steps + 1):
@@ -159,7 +189,10 @@ def test_sam_approaches_the_minimiser_on_the_fixed_points(name: str) -> None:
 def test_sam_with_its_defaults_comes_nearer_with_more_steps(name: str) -> None:
     known = CHOICES[name]()
     errors = [
-        worst(solve(known.step, known.start, SAM(known.regularizer), Stop(max_steps=n)).value, known.answer)
+        worst(
+            solve(known.step, known.start, SAM(known.regularizer), Stop(max_steps=n)).value,
+            known.answer,
+        )
         for n in (20, 200, 2000)
     ]
     assert errors[0] > 1.5 * errors[1] > 2.25 * errors[2]
@@ -198,14 +231,20 @@ def test_sam_is_the_printed_iteration(few: bool, every: int) -> None:
 def test_sam_takes_its_constant_from_the_regularizer_or_the_argument() -> None:
     start = numbers(2, 4)
     R = Incay(epsilon=0.5)
-    for sam, L in ((SAM(R), 4.0), (SAM(R, lipschitz=8.0), 8.0), (SAM(AbsoluteSum(), lipschitz=0.5), 0.5)):
+    for sam, L in (
+        (SAM(R), 4.0),
+        (SAM(R, lipschitz=8.0), 8.0),
+        (SAM(AbsoluteSum(), lipschitz=0.5), 0.5),
+    ):
         eta = min(math.sqrt(2 * L), L / 2, 0.5)
         assert sam.gamma == 1 / (2 * L)
         assert sam.schedule(1) == (eta, eta)
         assert sam.schedule(16) == (eta / 16**0.3, eta / 16**0.3)
         found = solve(plane, start, sam, Stop(max_steps=10)).value
         penalty = sam.regularizer
-        assert torch.allclose(found, average(plane, penalty.gradient, start, 10, L, 0.3, 0.3, eta), rtol=1e-12)
+        assert torch.allclose(
+            found, average(plane, penalty.gradient, start, 10, L, 0.3, 0.3, eta), rtol=1e-12
+        )
 
 
 def test_default_eta_is_that_of_the_theorem() -> None:
@@ -230,9 +269,9 @@ def test_sam_is_not_in_the_registry_of_solvers_without_arguments() -> None:
     assert "sam" not in SOLVERS
     assert all(SOLVERS[name] is not SAM for name in SOLVERS)
     assert SOLVERS.resolve(sam := SAM("l2")) is sam
-    assert SAM.exhausts
-    assert not any(SOLVERS[name].exhausts for name in SOLVERS)
-    assert Solver.exhausts is False
+    assert SAM.runs_all_steps
+    assert not any(SOLVERS[name].runs_all_steps for name in SOLVERS)
+    assert Solver.runs_all_steps is False
 
 
 @pytest.mark.parametrize("samples", [2, 9])
@@ -252,7 +291,9 @@ def test_sam_returns_the_last_iterate_and_its_residual_not_the_best() -> None:
     assert torch.equal(solution.value, solution.trace.state[-1])
     assert not torch.allclose(solution.value, start, rtol=1e-2)
     f = plane(solution.value)
-    assert torch.allclose(solution.residual, (f - solution.value).norm(dim=1) / f.norm(dim=1), rtol=1e-12)
+    assert torch.allclose(
+        solution.residual, (f - solution.value).norm(dim=1) / f.norm(dim=1), rtol=1e-12
+    )
     assert solution.status.tolist() == [Status.MAX_STEPS] * 3
     assert (solution.steps == 25).all()  # patience of one step did not end it
 
@@ -265,7 +306,9 @@ def test_sam_status_is_decided_by_the_residual_at_the_end(samples: int) -> None:
         assert solution.status.tolist() == [status] * samples
         f = plane(solution.value)
         assert ((solution.residual <= tolerance) == (status == Status.CONVERGED)).all()
-        assert torch.allclose(solution.residual, (f - solution.value).norm(dim=1) / f.norm(dim=1), rtol=1e-12)
+        assert torch.allclose(
+            solution.residual, (f - solution.value).norm(dim=1) / f.norm(dim=1), rtol=1e-12
+        )
 
 
 @pytest.mark.parametrize("samples", [1, 8])
@@ -286,7 +329,9 @@ def test_a_rise_of_the_residual_from_a_fixed_point_is_no_divergence(samples: int
 def test_sam_may_start_at_zero_where_the_map_is_zero(samples: int, every: int) -> None:
     """There the scale of the start is zero, and any step is infinitely larger."""
     start = torch.zeros(samples, 4, dtype=F64)
-    solution = solve(lambda z: z, start, SAM(QUADRATIC, eta=0.05), Stop(max_steps=4000, check_every=every))
+    solution = solve(
+        lambda z: z, start, SAM(QUADRATIC, eta=0.05), Stop(max_steps=4000, check_every=every)
+    )
     assert solution.converged.all()
     assert (solution.steps == 4000).all()
     assert worst(solution.value, TARGET.expand(samples, 4)) < 2e-2
@@ -318,11 +363,20 @@ def test_sam_sees_nan_in_some_samples_and_goes_on_with_the_others(samples: int) 
     found = layer(bad, images)
     good = [0, samples - 1]
     # Map and regulariser agree on constant images, so the good ones converge early, and go on.
-    assert layer.last.status.tolist() == [Status.CONVERGED if i in good else Status.NONFINITE for i in range(samples)]
+    assert layer.last.status.tolist() == [
+        Status.CONVERGED if i in good else Status.NONFINITE for i in range(samples)
+    ]
     assert layer.last.steps.tolist() == [30 if i in good else 0 for i in range(samples)]
     R = TotalVariation(0.5)
     by_hand = average(
-        lambda z: (z + z.mean(dim=(2, 3), keepdim=True)) / 2, R.gradient, images[good], 30, R.lipschitz, 0.3, 0.3, 0.5
+        lambda z: (z + z.mean(dim=(2, 3), keepdim=True)) / 2,
+        R.gradient,
+        images[good],
+        30,
+        R.lipschitz,
+        0.3,
+        0.3,
+        0.5,
     )
     assert torch.allclose(found[good], by_hand, rtol=1e-12)
 
@@ -353,11 +407,15 @@ class Shrink(Cell):
 
 @pytest.mark.parametrize("shape", [(5, 3), (4, 3, 2, 2)])
 @pytest.mark.parametrize("R", [Decorrelation(0.1), HSIC(), HSIC(features=3)], ids=str)
-def test_sam_gives_coupled_regularizers_the_whole_batch(R: Regularizer, shape: tuple[int, ...]) -> None:
+def test_sam_gives_coupled_regularizers_the_whole_batch(
+    R: Regularizer, shape: tuple[int, ...]
+) -> None:
     x = numbers(*shape)
     sam = SAM(R, lipschitz=5.0)
     layer = Equilibrium(Shrink(coupled=True), sam, max_steps=15, on_failure="ignore")
-    by_hand = average(lambda z: (z + x) / 2, R.gradient, torch.zeros_like(x), 15, 5.0, 0.3, 0.3, 0.5)
+    by_hand = average(
+        lambda z: (z + x) / 2, R.gradient, torch.zeros_like(x), 15, 5.0, 0.3, 0.3, 0.5
+    )
     assert torch.allclose(layer(x), by_hand, rtol=1e-10, atol=1e-13)
     assert layer.last.status.shape == (1,)
     unrolled = Equilibrium(Shrink(coupled=True), sam, Unrolled(15), on_failure="ignore")
@@ -371,7 +429,9 @@ def test_sam_gives_regularizers_the_shape_of_the_state(channels_last: bool) -> N
         x = x.to(memory_format=torch.channels_last)
     R = TotalVariation(0.5)
     layer = Equilibrium(Shrink(), SAM(R), max_steps=15, on_failure="ignore")
-    by_hand = average(lambda z: (z + x) / 2, R.gradient, torch.zeros_like(x), 15, R.lipschitz, 0.3, 0.3, 0.5)
+    by_hand = average(
+        lambda z: (z + x) / 2, R.gradient, torch.zeros_like(x), 15, R.lipschitz, 0.3, 0.3, 0.5
+    )
     assert torch.allclose(layer(x), by_hand, rtol=1e-10, atol=1e-13)
 
 
@@ -407,8 +467,12 @@ def test_unrolled_sam_has_the_derivative_of_its_iterate(R: str | Regularizer) ->
     def outcome(x: Tensor, W: Tensor) -> Tensor:
         return torch.func.functional_call(layer, {"cell.W": W}, (x, start))
 
-    assert torch.autograd.gradcheck(outcome, (x, layer.cell.W.detach().clone().requires_grad_()))  # by finite differences
-    assert torch.autograd.gradgradcheck(outcome, (x, layer.cell.W.detach().clone().requires_grad_()))
+    assert torch.autograd.gradcheck(
+        outcome, (x, layer.cell.W.detach().clone().requires_grad_())
+    )  # by finite differences
+    assert torch.autograd.gradgradcheck(
+        outcome, (x, layer.cell.W.detach().clone().requires_grad_())
+    )
 
 
 def test_unrolled_sam_makes_exactly_its_steps() -> None:
@@ -421,7 +485,9 @@ def test_unrolled_sam_makes_exactly_its_steps() -> None:
     assert (layer.last.steps == 6).all()
     assert layer.last.status.tolist() == [Status.MAX_STEPS] * 3
     cell = layer.cell
-    by_hand = average(lambda z: cell.step(z, x), lambda z: z, torch.zeros(3, 4, dtype=F64), 6, 1.0, 0.3, 0.3, 0.5)
+    by_hand = average(
+        lambda z: cell.step(z, x), lambda z: z, torch.zeros(3, 4, dtype=F64), 6, 1.0, 0.3, 0.3, 0.5
+    )
     assert torch.allclose(z, by_hand, rtol=1e-12)
     solved = Equilibrium(cell, SAM("l2"), max_steps=6, on_failure="ignore")(x)
     assert torch.allclose(solved, z, rtol=1e-12)
@@ -447,7 +513,9 @@ def test_unrolled_sam_gives_gradients_to_the_weights_of_its_regularizer() -> Non
     def weighted(z: Tensor) -> Tensor:
         return weight * shifted(z)
 
-    layer = Equilibrium(LeastSquares(), SAM(weighted, lipschitz=1.0), Unrolled(5), on_failure="ignore")
+    layer = Equilibrium(
+        LeastSquares(), SAM(weighted, lipschitz=1.0), Unrolled(5), on_failure="ignore"
+    )
     x = numbers(2, 2)
     (slope,) = torch.autograd.grad(layer(x).sum(), weight)
     with torch.no_grad():
@@ -471,14 +539,20 @@ def test_unrolled_with_another_solver_is_plain_iteration() -> None:
 
 def test_unrolled_sam_refuses_damping() -> None:
     layer = Equilibrium(LeastSquares(), SAM("l2"), Unrolled(3, damping=0.5))
-    with pytest.raises(ValueError, match=r"^Unrolled\.damping must be 1 with SAM, which averages; got 0\.5\.$"):
+    with pytest.raises(
+        ValueError, match=r"^Unrolled\.damping must be 1 with SAM, which averages; got 0\.5\.$"
+    ):
         layer(numbers(2, 2))
 
 
-@pytest.mark.parametrize("gradient", [Implicit(), Phantom(30), JacobianFree()], ids=lambda g: type(g).__name__)
+@pytest.mark.parametrize(
+    "gradient", [Implicit(), Phantom(30), JacobianFree()], ids=lambda g: type(g).__name__
+)
 def test_other_gradients_take_the_equilibrium_as_isolated(gradient) -> None:
     """Where it is, the implicit derivative is right up to the distance of the iterate from the equilibrium."""
-    layer = Equilibrium(Shrink(), SAM("l2", rho=0.8, decay=0.05), gradient, tolerance=1e-3, max_steps=4000)
+    layer = Equilibrium(
+        Shrink(), SAM("l2", rho=0.8, decay=0.05), gradient, tolerance=1e-3, max_steps=4000
+    )
     x = numbers(3, 4).requires_grad_()
     z = layer(x)
     assert torch.allclose(z, x, rtol=2e-3)
@@ -497,13 +571,21 @@ def test_exponents_must_be_positive_numbers(value: object) -> None:
             SAM("l2", **{name: value})
     if value is not None:
         for name in ("lipschitz", "eta"):
-            with pytest.raises(ValueError, match=rf"^SAM\.{name} must be a positive number; got .*\.$"):
+            with pytest.raises(
+                ValueError, match=rf"^SAM\.{name} must be a positive number; got .*\.$"
+            ):
                 SAM("l2", **{name: value})
 
 
 @pytest.mark.parametrize(("rho", "decay"), [(0.5, 0.25), (0.2, 0.4), (1.0, 0.1), (0.1, 0.5)])
 def test_exponents_must_leave_the_lag_a_rate(rho: float, decay: float) -> None:
-    with pytest.raises(ValueError, match=rf"^SAM\.rho \+ 2 SAM\.decay must be less than 1; got {rho} \+ 2 \* {decay} = [0-9.]+\.$"):
+    with pytest.raises(
+        ValueError,
+        match=(
+            rf"^SAM\.rho \+ 2 SAM\.decay must be less than 1; got {rho} \+ 2 \* {decay} = "
+            rf"[0-9.]+\.$"
+        ),
+    ):
         SAM("l2", rho=rho, decay=decay)
 
 
@@ -511,17 +593,29 @@ def test_eta_has_a_largest_value() -> None:
     SAM("l2", eta=1.0)
     SAM(shifted, lipschitz=0.1, eta=0.3)
     with pytest.raises(
-        ValueError, match=r"^SAM\.eta must be at most min\(1, 3 lipschitz\) = 1; got 1\.1\. Some steps would expand\.$"
+        ValueError,
+        match=(
+            r"^SAM\.eta must be at most min\(1, 3 lipschitz\) = 1; got 1\.1\. Some steps "
+            r"would expand\.$"
+        ),
     ):
         SAM("l2", eta=1.1)
-    with pytest.raises(ValueError, match=r"^SAM\.eta must be at most min\(1, 3 lipschitz\) = 0\.3; got 0\.4\."):
+    with pytest.raises(
+        ValueError, match=r"^SAM\.eta must be at most min\(1, 3 lipschitz\) = 0\.3; got 0\.4\."
+    ):
         SAM(shifted, lipschitz=0.1, eta=0.4)
 
 
-@pytest.mark.parametrize("R", ["l1", "nuclear", "decorrelation", "hsic", TotalVariation(0.0), shifted])
+@pytest.mark.parametrize(
+    "R", ["l1", "nuclear", "decorrelation", "hsic", TotalVariation(0.0), shifted]
+)
 def test_a_lipschitz_constant_is_needed(R: object) -> None:
     with pytest.raises(
-        ValueError, match=r"^SAM\.lipschitz must be given for \w+, which knows no Lipschitz constant .*; got None\. Pass"
+        ValueError,
+        match=(
+            r"^SAM\.lipschitz must be given for \w+, which knows no Lipschitz constant .*; "
+            r"got None\. Pass"
+        ),
     ):
         SAM(R)
     assert SAM(R, lipschitz=3.0).gamma == 1 / 6
@@ -547,7 +641,10 @@ def test_regularizer_must_be_one(R: object) -> None:
 @pytest.mark.parametrize("gradient", [Implicit(), Unrolled(3)], ids=lambda g: type(g).__name__)
 def test_coupled_regularizer_needs_a_coupled_cell(gradient) -> None:
     layer = Equilibrium(Shrink(), SAM("decorrelation", lipschitz=1.0), gradient)
-    message = r"^SAM\.regularizer must not tie independent samples together; got Decorrelation\. Set coupled = True on the cell, "
+    message = (
+        r"^SAM\.regularizer must not tie independent samples together; got "
+        r"Decorrelation\. Set coupled = True on the cell, "
+    )
     with pytest.raises(ValueError, match=message):
         layer(numbers(3, 2))
 
@@ -564,7 +661,9 @@ class Pair(Cell):
 
 
 def test_a_state_of_several_tensors_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^SAM must have a state of one tensor, .*; got a tree of tensors\.$"):
+    with pytest.raises(
+        ValueError, match=r"^SAM must have a state of one tensor, .*; got a tree of tensors\.$"
+    ):
         Equilibrium(Pair(), SAM("l2"))(numbers(3, 2))
 
 
@@ -573,7 +672,11 @@ def test_sam_is_refused_for_the_adjoint() -> None:
     x = numbers(3, 2).requires_grad_()
     z = layer(x)
     with pytest.raises(
-        ValueError, match=r"^SAM must solve the forward equation, .*; got a linear one, such as an adjoint\. Give it"
+        ValueError,
+        match=(
+            r"^SAM must solve the forward equation, .*; got a linear one, such as an "
+            r"adjoint\. Give it"
+        ),
     ):
         z.sum().backward()
 

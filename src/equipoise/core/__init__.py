@@ -1,27 +1,34 @@
-"""Errors, registries, trees of tensors and the explicit tensors of a module."""
+"""Errors, checks, registries, trees of tensors, the tensors of a module, atomic files."""
 
+from equipoise.core.atomic_file import remove_partials, write_atomically
 from equipoise.core.denormal import flush_denormals
-from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
-from equipoise.core.file import remove_partials, write_atomically
-from equipoise.core.linalg import convolution_bound, dense_norm
+from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
 from equipoise.core.registry import Registry, choose
-from equipoise.core.require import require_count, require_fraction, require_positive
-from equipoise.core.tree import Layout, Shared, Structure, Tree, row_dot, row_norm, shares_memory, to_numpy
-from equipoise.core.weights import Weights, stranger
+from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
+from equipoise.core.tree import (
+    Layout,
+    Shared,
+    Structure,
+    Tree,
+    row_dot,
+    row_norm,
+    shares_memory,
+    to_numpy,
+)
+from equipoise.core.validate import require_count, require_fraction, require_positive
 
 __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
     "Layout",
+    "ModuleTensors",
     "Registry",
     "Shared",
     "Structure",
     "Tree",
-    "Weights",
     "choose",
-    "convolution_bound",
-    "dense_norm",
+    "find_untracked_tensor",
     "flush_denormals",
     "full_precision",
     "is_wrapped",
@@ -33,7 +40,6 @@ __all__ = [
     "row_dot",
     "row_norm",
     "shares_memory",
-    "stranger",
     "to_numpy",
     "write_atomically",
 ]

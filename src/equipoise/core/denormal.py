@@ -14,9 +14,9 @@ __all__ = ["flush_denormals"]
 def flush_denormals() -> Iterator[bool]:
     """Treat denormal floats as zero on this CPU within a `with` block, and restore the mode afterwards.
 
-    Gradients pushed back through many contractive steps shrink geometrically until they are denormal, and most
-    CPUs handle denormals in microcode. The mode belongs to a thread, so set it where the work is done. Yields whether the
-    processor supports it.
+    Gradients pushed back through many contractive steps shrink geometrically until they are
+    denormal, and most CPUs handle denormals in microcode. The mode belongs to a thread, so set it
+    where the work is done. Yields whether the processor supports it.
     """
     tiny = torch.tensor([torch.finfo(torch.float32).tiny])
     before = bool((tiny / 2 == 0).item())

@@ -64,6 +64,12 @@ class Registry(Generic[T]):
         if isinstance(value, str):
             return self._entries[choose(self.kind, value, [*self._entries, *also])]()
         if isinstance(value, type) and issubclass(value, self.base):
-            raise ValueError(f"{self.kind} must be a name or an object; got the class {value.__name__}. Write {value.__name__}().")
+            raise ValueError(
+                f"{self.kind} must be a name or an object; got the class {value.__name__}. "
+                f"Write {value.__name__}()."
+            )
         article = "an" if self.base.__name__[0] in "AEIOU" else "a"
-        raise ValueError(f"{self.kind} must be a name or {article} {self.base.__name__}; got {type(value).__name__}.")
+        raise ValueError(
+            f"{self.kind} must be a name or {article} {self.base.__name__}; got "
+            f"{type(value).__name__}."
+        )

@@ -10,9 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.eager import is_wrapped
+from equipoise.core.transforms import is_wrapped
 
-__all__ = ["Layout", "Shared", "Structure", "Tree", "row_dot", "row_norm", "shares_memory", "to_numpy"]
+__all__ = [
+    "Layout",
+    "Shared",
+    "Structure",
+    "Tree",
+    "row_dot",
+    "row_norm",
+    "shares_memory",
+    "to_numpy",
+]
 
 Tree = Any
 """One tensor, or tuples, lists and dictionaries of trees; a context may also hold `None` and `Shared` leaves."""
@@ -22,7 +31,8 @@ Tree = Any
 class Shared:
     """A context tensor that belongs to the whole batch, such as weights normalised once for each solve.
 
-    `Cell.inject` returns it wrapped; `Cell.step` receives the bare tensor. Its rows are never dropped.
+    `Cell.inject` returns it wrapped; `Cell.step` receives the bare tensor. Its rows are never
+    dropped.
     """
 
     tensor: Tensor
@@ -51,8 +61,12 @@ class Structure:
         if tree is None:
             return lambda _: None
         if isinstance(tree, dict):
-            # Leaves in the order of the keys, so that equal dictionaries have equal leaves however they were filled.
-            items = {key: self._describe(tree[key]) for key in sorted(tree, key=lambda key: (type(key).__name__, str(key)))}
+            # Leaves in the order of the keys, so that equal dictionaries have equal leaves however
+            # they were filled.
+            items = {
+                key: self._describe(tree[key])
+                for key in sorted(tree, key=lambda key: (type(key).__name__, str(key)))
+            }
             return lambda tensors: {key: items[key](tensors) for key in tree}
         if isinstance(tree, tuple | list):
             parts = [self._describe(value) for value in tree]
@@ -60,7 +74,8 @@ class Structure:
                 return lambda tensors: type(tree)(*(build(tensors) for build in parts))
             return lambda tensors: type(tree)([build(tensors) for build in parts])
         raise ValueError(
-            f"{self._owner} must be a tensor or a tuple, list or dict of tensors; got a {type(tree).__name__} inside it."
+            f"{self._owner} must be a tensor or a tuple, list or dict of tensors; got a "
+            f"{type(tree).__name__} inside it."
         )
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Tree:
@@ -71,8 +86,9 @@ class Structure:
 class Layout:
     """Where each tensor of a state lies in a matrix of shape (samples, width).
 
-    For a single contiguous tensor both directions are views, and likewise for images that lie channels-last in memory, as
-    convolutions like them. A coupled state, whose samples depend on each other, is one row.
+    For a single contiguous tensor both directions are views, and likewise for images that lie
+    channels-last in memory, as convolutions like them. A coupled state, whose samples depend on
+    each other, is one row.
 
     Args:
         state: A state whose tensors share batch size, dtype and device.
@@ -83,11 +99,17 @@ class Layout:
         self._structure = Structure(state, "The state")
         leaves = self._structure.leaves
         if not leaves or any(self._structure.shared):
-            raise ValueError("The state must hold at least one tensor, each batch first and none of them Shared.")
+            raise ValueError(
+                "The state must hold at least one tensor, each batch first and none of them Shared."
+            )
         first = leaves[0]
         for leaf in leaves:
             if leaf.dtype not in (torch.float32, torch.float64):
-                hint = " For lower precision use torch.autocast." if leaf.dtype.is_floating_point else ""
+                hint = (
+                    " For lower precision use torch.autocast."
+                    if leaf.dtype.is_floating_point
+                    else ""
+                )
                 raise ValueError(f"The state must be float32 or float64; got {leaf.dtype}.{hint}")
             if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
                 raise ValueError(
@@ -134,30 +156,49 @@ class Layout:
             if leaf.shape[1:] != shape or leaf.dim() == 0 or leaf.shape[0] != rows:
                 wanted = f"(batch, {', '.join(map(str, shape))})" if shape else "(batch,)"
                 raise ValueError(
-                    f"{owner} must return the shape of its state; got {tuple(leaf.shape)} for a state of shape {wanted}."
+                    f"{owner} must return the shape of its state; got {tuple(leaf.shape)} for "
+                    f"a state of shape {wanted}."
                 )
             if leaf.dtype != self.dtype and not torch.is_autocast_enabled(leaf.device.type):
-                raise ValueError(f"{owner} must keep the dtype of its state; got {leaf.dtype} for a state of {self.dtype}.")
+                raise ValueError(
+                    f"{owner} must keep the dtype of its state; got {leaf.dtype} for a state "
+                    f"of {self.dtype}."
+                )
             if leaf.device != self.device:
-                raise ValueError(f"{owner} must stay on the device of its state; got {leaf.device} for a state on {self.device}.")
+                raise ValueError(
+                    f"{owner} must stay on the device of its state; got {leaf.device} for a "
+                    f"state on {self.device}."
+                )
         if self.coupled and rows != self.batch:
-            raise ValueError(f"{owner} must keep the batch size of a coupled state; got {rows} for {self.batch}.")
+            raise ValueError(
+                f"{owner} must keep the batch size of a coupled state; got {rows} for {self.batch}."
+            )
         count = 1 if self.coupled else rows
         if samples is not None and count != samples:
-            raise ValueError(f"{owner} must keep the number of samples of its state; got {rows} for {samples}.")
+            raise ValueError(
+                f"{owner} must keep the number of samples of its state; got {rows} for {samples}."
+            )
         if len(leaves) == 1:
             leaf = leaves[0].permute(0, 2, 3, 1) if self._channels_last else leaves[0]
             return leaf.reshape(count, -1 if rows else self.width).to(self.dtype)
         # The flattened width is written out because -1 is ambiguous for an empty batch.
         scale = rows if self.coupled else 1
-        flat = [leaf.reshape(count, scale * width) for leaf, width in zip(leaves, self._widths, strict=True)]
+        flat = [
+            leaf.reshape(count, scale * width)
+            for leaf, width in zip(leaves, self._widths, strict=True)
+        ]
         return torch.cat(flat, dim=1).to(self.dtype)
 
     def _check_structure(self, state: Tree, owner: str) -> list[Tensor]:
         found = Structure(state, owner)
-        same = len(found.leaves) == len(self._shapes) and _outline(state) == _outline(self._structure.rebuild(found.leaves))
+        same = len(found.leaves) == len(self._shapes) and _outline(state) == _outline(
+            self._structure.rebuild(found.leaves)
+        )
         if not same:
-            raise ValueError(f"{owner} must return the tree of its state; got another nesting or number of tensors.")
+            raise ValueError(
+                f"{owner} must return the tree of its state; got another nesting or number of "
+                "tensors."
+            )
         return found.leaves
 
     @property

@@ -1,7 +1,7 @@
 """Readers for the formats in which data sets are published, transforms of pictures, and batches that can be resumed."""
 
 # Importing a reader's module registers it.
-from equipoise.data import cifar, digits, folder, idx, mat, table, text  # noqa: F401
+from equipoise.data import cifar, digits, folder, mnist, svhn, table, text  # noqa: F401
 from equipoise.data.batch import batch_count, batches
 from equipoise.data.crop import PadCropFlip, RandomResizedCrop, Resize
 from equipoise.data.dataset import Dataset

@@ -29,12 +29,14 @@ def batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Return the batches of one epoch, from batch number `start` on.
 
-    The order is a pure function of `(seed, epoch)`, and the random numbers of a transform one of `(seed, epoch, rank, batch)`, so
-    that a run that is resumed at a batch goes on bit for bit. Rank r of w gets every w-th sample of the order, from the r-th on:
-    the k-th batches of all ranks together are the k-th batch of `w size` samples of a single process.
+    The order is a pure function of `(seed, epoch)`, and the random numbers of a transform one of
+    `(seed, epoch, rank, batch)`, so that a run that is resumed at a batch goes on bit for bit. Rank
+    r of w gets every w-th sample of the order, from the r-th on: the k-th batches of all ranks
+    together are the k-th batch of `w size` samples of a single process.
 
-    With `shuffle`, all ranks get equally many samples, so that none waits for another: the last `len(dataset) mod world` of the
-    order are left out. Without it every sample comes once, as scores need.
+    With `shuffle`, all ranks get equally many samples, so that none waits for another: the last
+    `len(dataset) mod world` of the order are left out. Without it every sample comes once, as
+    scores need.
 
     Args:
         dataset: Where the samples come from.
@@ -53,11 +55,15 @@ def batches(
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise ValueError(f"batches.{name} must be a whole number of at least 0; got {value!r}.")
     if start > -(-mine // size):
-        raise ValueError(f"batches.start must be at most {-(-mine // size)}, the number of batches; got {start}.")
+        raise ValueError(
+            f"batches.start must be at most {-(-mine // size)}, the number of batches; got {start}."
+        )
     return _run(dataset, size, seed, epoch, shuffle, transform, rank, world, start)
 
 
-def batch_count(dataset: Dataset, size: int, *, shuffle: bool = True, rank: int = 0, world: int = 1) -> int:
+def batch_count(
+    dataset: Dataset, size: int, *, shuffle: bool = True, rank: int = 0, world: int = 1
+) -> int:
     """Return how many batches `batches` makes in a whole epoch.
 
     Args:
@@ -75,12 +81,16 @@ def _share(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
     """Return the places in the order that belong to a rank."""
     require_count("batches.world", world)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
-        raise ValueError(f"batches.rank must be a whole number from 0 to {world - 1}; got {rank!r}.")
+        raise ValueError(
+            f"batches.rank must be a whole number from 0 to {world - 1}; got {rank!r}."
+        )
     total = len(dataset)
     if shuffle:
         total -= total % world
         if not total:
-            raise ValueError(f"batches.world must be at most {len(dataset)}, the number of samples; got {world}.")
+            raise ValueError(
+                f"batches.world must be at most {len(dataset)}, the number of samples; got {world}."
+            )
     return range(rank, total, world)
 
 
@@ -96,7 +106,11 @@ def _run(
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     share = _share(dataset, shuffle, rank, world)
-    order = torch.randperm(len(dataset), generator=_generator(seed, epoch)) if shuffle else torch.arange(len(dataset))
+    order = (
+        torch.randperm(len(dataset), generator=_generator(seed, epoch))
+        if shuffle
+        else torch.arange(len(dataset))
+    )
     order = order[share.start : share.stop : world]
     for number in range(start, -(-len(order) // size)):
         x, y = dataset.gather(order[number * size : (number + 1) * size])
@@ -106,6 +120,7 @@ def _run(
 
 
 def _generator(*numbers: int) -> torch.Generator:
-    # Neighbouring seeds of torch's generator are not promised to be unrelated; a seed sequence mixes them.
+    # Neighbouring seeds of torch's generator are not promised to be unrelated; a seed sequence
+    # mixes them.
     mixed = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(mixed >> 1)

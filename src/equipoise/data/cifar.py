@@ -12,17 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.data.bounded_io import check_labels, open_file, read_file, reading
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download
 from equipoise.data.pickled import read_pickle
 from equipoise.data.reader import DATASETS, Reader
-from equipoise.data.source import check_labels, open_file, read_file, reading
 
 __all__ = ["CIFAR10"]
 
 _PARTS = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
-_VERSIONS = ((".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz"), ("", "cifar-10-batches-py", "cifar-10-python.tar.gz"))
+_VERSIONS = (
+    (".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
+    ("", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+)
 _ROW = 1 + 3 * 32 * 32
 _MEMBERS = 100  # the published archives have nine
 _LARGEST = 2**27  # bytes of a member; the published ones have 3.1e7
@@ -40,15 +43,30 @@ _ARCHIVE = Download(
 class CIFAR10(Reader):
     """Small colour pictures of ten kinds of things (Krizhevsky, 2009): 50,000 and 10,000 of 32 x 32.
 
-    The files may lie in the folder, in the folder that the archive makes, or in the archive, which is never unpacked to disk.
+    The files may lie in the folder, in the folder that the archive makes, or in the archive, which
+    is never unpacked to disk.
     """
 
     name = "cifar10"
-    summary = "Ten kinds of things, 50,000 + 10,000 colour pictures of 32 x 32 (binary or pickled batches, or their archive)."
+    summary = (
+        "Ten kinds of things, 50,000 + 10,000 colour pictures of 32 x 32 (binary or "
+        "pickled batches, or their archive)."
+    )
     downloads = {"train": (_ARCHIVE,), "test": (_ARCHIVE,)}  # noqa: RUF012
 
     def read(self, folder: Path, split: str) -> Dataset:
-        classes = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+        classes = (
+            "airplane",
+            "automobile",
+            "bird",
+            "cat",
+            "deer",
+            "dog",
+            "frog",
+            "horse",
+            "ship",
+            "truck",
+        )
         for suffix, inner, archive in _VERSIONS:
             names = [f"{part}{suffix}" for part in _PARTS[split]]
             for place in (folder, folder / inner):
@@ -59,7 +77,10 @@ class CIFAR10(Reader):
                 if not (folder / archive).is_file():
                     continue
                 parts = _unpack(folder / archive, names)
-            pairs = [_binary(path, content) if suffix else _pickled(path, content) for path, content in parts.items()]
+            pairs = [
+                _binary(path, content) if suffix else _pickled(path, content)
+                for path, content in parts.items()
+            ]
             x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
             return Dataset(self.name, split, "classification", classes, (3, 32, 32), x, y)
         raise self.missing(folder, *(f"{part}.bin" for part in _PARTS[split]))
@@ -71,7 +92,9 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
         for count, member in enumerate(members):
             name = PurePosixPath(member.name)
             if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-                raise DataError(archive, f"has a member {member.name!r} that points out of the archive")
+                raise DataError(
+                    archive, f"has a member {member.name!r} that points out of the archive"
+                )
             if count >= _MEMBERS:
                 raise DataError(archive, f"has more than {_MEMBERS} members")
             if name.name not in names:
@@ -80,7 +103,10 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
             if content is None:
                 raise DataError(archive, f"has a member {member.name!r} that is not a plain file")
             if member.size > _LARGEST:
-                raise DataError(archive, f"has a member {member.name!r} of {member.size} bytes; the limit is {_LARGEST}")
+                raise DataError(
+                    archive,
+                    f"has a member {member.name!r} of {member.size} bytes; the limit is {_LARGEST}",
+                )
             with reading(archive):
                 found[name.name] = content.read()
         while stream.read(2**20):  # to the end, where gzip keeps the checksum
@@ -93,7 +119,9 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
 
 def _binary(path: str, content: bytes) -> tuple[Tensor, Tensor]:
     if not content or len(content) % _ROW:
-        raise DataError(path, f"is truncated: its {len(content)} bytes are not a positive multiple of {_ROW}")
+        raise DataError(
+            path, f"is truncated: its {len(content)} bytes are not a positive multiple of {_ROW}"
+        )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _ROW)
     return _pictures(rows[:, 1:]), check_labels(path, rows[:, 0], 10)
 
@@ -104,7 +132,9 @@ def _pickled(path: str, content: bytes) -> tuple[Tensor, Tensor]:
     labels: Any = batch.get("labels")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _ROW - 1:
         raise DataError(path, f"must hold an array 'data' with {_ROW - 1} columns")
-    if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 2**31 for label in labels):
+    if not isinstance(labels, list) or not all(
+        type(label) is int and abs(label) < 2**31 for label in labels
+    ):
         raise DataError(path, "must hold a list 'labels' of whole numbers")
     return _pictures(pixels), check_labels(path, labels, 10, rows=len(pixels))
 

@@ -32,7 +32,9 @@ class Resize(Transform):
     def __post_init__(self) -> None:
         _check_size("Resize", self.size)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         values = x if x.is_floating_point() else x.to(torch.float32)
         scaled = functional.interpolate(values, self.size, mode="bilinear", antialias=True)
         if y.dim() == 3:
@@ -65,19 +67,27 @@ class PadCropFlip(Transform):
 
     def __post_init__(self) -> None:
         if isinstance(self.padding, bool) or not isinstance(self.padding, int) or self.padding < 0:
-            raise ValueError(f"PadCropFlip.padding must be a whole number of at least 0; got {self.padding!r}.")
+            raise ValueError(
+                f"PadCropFlip.padding must be a whole number of at least 0; got {self.padding!r}."
+            )
         _check_flip("PadCropFlip", self.flip)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         count, _, height, width = x.shape
-        top, left = (_whole("PadCropFlip", 2 * self.padding + 1, count, generator) for _ in range(2))
+        top, left = (
+            _whole("PadCropFlip", 2 * self.padding + 1, count, generator) for _ in range(2)
+        )
         mirrored = _uniform("PadCropFlip", (count,), generator) < self.flip
         rows = top[:, None] + torch.arange(height)
         columns = left[:, None] + torch.arange(width)
         columns = torch.where(mirrored[:, None], columns.flip(1), columns)
         x = _pick(functional.pad(x, (self.padding,) * 4, value=self.fill), rows, columns)
         if y.dim() == 3:
-            y = _pick(functional.pad(y, (self.padding,) * 4, value=self.ignore)[:, None], rows, columns)[:, 0]
+            y = _pick(
+                functional.pad(y, (self.padding,) * 4, value=self.ignore)[:, None], rows, columns
+            )[:, 0]
         return x, y
 
 
@@ -86,9 +96,10 @@ class PadCropFlip(Transform):
 class RandomResizedCrop(Transform):
     """Cuts out a box of random area and shape, brings it to a size, and mirrors some (Szegedy et al., 2015).
 
-    A box has `u` times the area of the picture, `u` uniform in `scale`, and the logarithm of its width over its height is uniform
-    in `ratio`. Of ten boxes the first that fits is taken; if none does, the largest box about the centre of a shape in `ratio`.
-    Each picture is multiplied by its own two matrices of interpolation weights, so the batch needs no loop.
+    A box has `u` times the area of the picture, `u` uniform in `scale`, and the logarithm of its
+    width over its height is uniform in `ratio`. Of ten boxes the first that fits is taken; if none
+    does, the largest box about the centre of a shape in `ratio`. Each picture is multiplied by its
+    own two matrices of interpolation weights, so the batch needs no loop.
 
     Args:
         size: Height and width of the result.
@@ -113,7 +124,9 @@ class RandomResizedCrop(Transform):
         require_fraction("RandomResizedCrop.scale", self.scale[1])
         _check_flip("RandomResizedCrop", self.flip)
 
-    def boxes(self, count: int, height: int, width: int, generator: torch.Generator | None) -> Tensor:
+    def boxes(
+        self, count: int, height: int, width: int, generator: torch.Generator | None
+    ) -> Tensor:
         """Draw boxes: top, left, height and width of each, shape (count, 4).
 
         Args:
@@ -126,20 +139,31 @@ class RandomResizedCrop(Transform):
         area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[0])
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         shape = torch.exp(low + (high - low) * draws[1])
-        h, w = torch.round(torch.sqrt(area / shape)).long(), torch.round(torch.sqrt(area * shape)).long()
+        h, w = (
+            torch.round(torch.sqrt(area / shape)).long(),
+            torch.round(torch.sqrt(area * shape)).long(),
+        )
         fits = (h > 0) & (h <= height) & (w > 0) & (w <= width)
         chosen = fits.to(torch.uint8).argmax(1, keepdim=True)  # the first of the largest
         h, w = h.gather(1, chosen)[:, 0], w.gather(1, chosen)[:, 0]
         centre = min(max(width / height, self.ratio[0]), self.ratio[1])
-        whole = (max(1, min(height, round(width / centre))), max(1, min(width, round(height * centre))))
+        whole = (
+            max(1, min(height, round(width / centre))),
+            max(1, min(width, round(height * centre))),
+        )
         any_fits = fits.any(1)
         h, w = torch.where(any_fits, h, whole[0]), torch.where(any_fits, w, whole[1])
         top = (draws[2].gather(1, chosen)[:, 0] * (height - h + 1)).long()
         left = (draws[3].gather(1, chosen)[:, 0] * (width - w + 1)).long()
-        top, left = torch.where(any_fits, top, (height - h) // 2), torch.where(any_fits, left, (width - w) // 2)
+        top, left = (
+            torch.where(any_fits, top, (height - h) // 2),
+            torch.where(any_fits, left, (width - w) // 2),
+        )
         return torch.stack([top, left, h, w], dim=1)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         count, _, height, width = x.shape
         top, left, h, w = self.boxes(count, height, width, generator).unbind(1)
         mirrored = _uniform("RandomResizedCrop", (count,), generator) < self.flip
@@ -158,7 +182,9 @@ class RandomResizedCrop(Transform):
 def _weights(start: Tensor, length: Tensor, whole: int, new: int) -> Tensor:
     """Return the matrices (batch, new, whole) that interpolate linearly within a segment, with a wider filter where it shrinks."""
     step = (length / new)[:, None, None]
-    centre = (torch.arange(new)[:, None] + 0.5) * step  # (batch, new, 1), from the start of the segment
+    centre = (
+        torch.arange(new)[:, None] + 0.5
+    ) * step  # (batch, new, 1), from the start of the segment
     pixel = torch.arange(whole) - start[:, None, None] + 0.5
     weight = (1 - (pixel - centre).abs() / step.clamp(min=1)).clamp(min=0)
     weight = weight * ((pixel > 0) & (pixel < length[:, None, None]))

@@ -25,10 +25,12 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     Args:
         name: The registered name of its reader.
         split: Which part of the published data it is.
-        task: What the targets are: classes, masks of classes, the next words, or labels of plain arrays.
+        task: What the targets are: classes, masks of classes, the next words, or labels of plain
+            arrays.
         classes: Names of the classes, or the vocabulary.
         shape: Of one sample; of the first one where they differ.
-        x: All samples, uint8 (pictures, 0 to 255), float32 or int64 (words); `None` if they are read one by one.
+        x: All samples, uint8 (pictures, 0 to 255), float32 or int64 (words); `None` if they are
+            read one by one.
         y: All targets, int64.
         sample: Reads sample number i, if they are read one by one.
         count: How many samples `sample` can read.
@@ -49,7 +51,10 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)
         if self.sample is None and (self.x is None or self.y is None or len(self.x) != len(self.y)):
-            raise ValueError(f"Dataset must have x and y of equal length, or sample and count; got neither in {self.name!r}.")
+            raise ValueError(
+                "Dataset must have x and y of equal length, or sample and count; got neither "
+                f"in {self.name!r}."
+            )
 
     def __len__(self) -> int:
         return self.count if self.x is None else len(self.x)
@@ -66,7 +71,10 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     def __repr__(self) -> str:
         shape = "x".join(str(n) for n in self.shape) or "scalar"
         where = "read one by one" if self.x is None else "in memory"
-        return f"Dataset({self.name} {self.split}: {len(self)} samples {shape}, {len(self.classes)} classes, {self.task}, {where})"
+        return (
+            f"Dataset({self.name} {self.split}: {len(self)} samples {shape}, "
+            f"{len(self.classes)} classes, {self.task}, {where})"
+        )
 
     def gather(self, indices: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the samples with these numbers as one batch.
@@ -79,14 +87,19 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             return self.x[index], self.y[index]
         pairs = [self[i] for i in index.tolist()]
         if len({x.shape for x, _ in pairs}) > 1:
-            raise ValueError(f"Dataset.gather must have samples of one shape; {self.name!r} has several. Load it with size=(h, w).")
+            raise ValueError(
+                f"Dataset.gather must have samples of one shape; {self.name!r} has several. "
+                "Load it with size=(h, w)."
+            )
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
     def about(self) -> dict[str, Any]:
         """Return what is known about the samples, as plain values."""
-        return {name: getattr(self, name) for name in ("name", "task", "classes", "shape", "ignore")}
+        return {
+            name: getattr(self, name) for name in ("name", "task", "classes", "shape", "ignore")
+        }
 
-    def take(self, indices: Tensor | Sequence[int]) -> Dataset:
+    def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return the data set of some of the samples, in the order given.
 
         Args:
@@ -105,17 +118,27 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             labels: Numbers of classes, each once.
         """
         if self.task not in ("classification", "arrays") or self.y is None:
-            raise ValueError(f"Dataset.select must have one class for each sample, in memory; {self.name!r} is {self.task}.")
-        if len(set(labels)) != len(labels) or not labels or any(not 0 <= label < len(self.classes) for label in labels):
             raise ValueError(
-                f"Dataset.select.labels must be different numbers from 0 to {len(self.classes) - 1}; got {list(labels)}."
+                "Dataset.select must have one class for each sample, in memory; "
+                f"{self.name!r} is {self.task}."
+            )
+        if (
+            len(set(labels)) != len(labels)
+            or not labels
+            or any(not 0 <= label < len(self.classes) for label in labels)
+        ):
+            raise ValueError(
+                "Dataset.select.labels must be different numbers from 0 to "
+                f"{len(self.classes) - 1}; got {list(labels)}."
             )
         number = torch.full((len(self.classes),), -1)
         number[list(labels)] = torch.arange(len(labels))
         rows = torch.nonzero(number[self.y] >= 0).flatten()
-        kept = self.take(rows)
+        kept = self.select_rows(rows)
         assert kept.y is not None  # it is a part of ours
-        return replace(kept, y=number[kept.y], classes=tuple(self.classes[label] for label in labels))
+        return replace(
+            kept, y=number[kept.y], classes=tuple(self.classes[label] for label in labels)
+        )
 
     def in_memory(self) -> Dataset:
         """Return the same samples, all read at once."""

@@ -28,7 +28,9 @@ class Digits(Reader):
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         pixels, labels = load_digits(return_X_y=True)
-        random = np.random.RandomState(0)  # the old generator, because its numbers are promised never to change
+        random = np.random.RandomState(
+            0
+        )  # the old generator, because its numbers are promised never to change
         test = np.zeros(len(labels), dtype=bool)
         for label in range(10):
             members = random.permutation(np.flatnonzero(labels == label))

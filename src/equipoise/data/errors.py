@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 __all__ = ["DataError"]
 
-LONGEST = 400  # characters of a reason, which may quote a file
+MAX_REASON_LENGTH = 400  # characters of a reason, which may quote a file
 
 
 class DataError(ValueError):
@@ -18,7 +18,7 @@ class DataError(ValueError):
     """
 
     def __init__(self, path: PurePath | str, reason: object) -> None:
-        line = " ".join(str(reason)[:LONGEST].split())
+        line = " ".join(str(reason)[:MAX_REASON_LENGTH].split())
         super().__init__(f"{path}: {line}")
         self._arguments = (str(path), line)
 

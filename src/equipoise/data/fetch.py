@@ -39,7 +39,8 @@ class Download:
 def fetch(download: Download, folder: Path) -> Path:
     """Bring a published file into a folder, whole and checked, or leave the folder as it was.
 
-    The file is written beside its place under another name, compared with its checksum, and renamed in one step.
+    The file is written beside its place under another name, compared with its checksum, and renamed
+    in one step.
 
     Args:
         download: What to fetch.
@@ -54,7 +55,9 @@ def fetch(download: Download, folder: Path) -> Path:
         with urllib.request.urlopen(download.url, timeout=TIMEOUT) as answer:
             declared = answer.headers.get("Content-Length", "")
             if declared.isdigit() and int(declared) > download.limit:
-                raise DataError(target, f"{download.url} offers {declared} bytes; the limit is {download.limit}")
+                raise DataError(
+                    target, f"{download.url} offers {declared} bytes; the limit is {download.limit}"
+                )
             handle, name = tempfile.mkstemp(prefix=f".{download.file}.", dir=folder)
             part = Path(name)
             with os.fdopen(handle, "wb") as file:
@@ -62,21 +65,28 @@ def fetch(download: Download, folder: Path) -> Path:
                 while chunk := answer.read(CHUNK):
                     done += len(chunk)
                     if done > download.limit:
-                        raise DataError(target, f"{download.url} sends more than {download.limit} bytes")
+                        raise DataError(
+                            target, f"{download.url} sends more than {download.limit} bytes"
+                        )
                     checksum.update(chunk)
                     file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
         if checksum.hexdigest() != expected:
             raise DataError(
-                target, f"{download.url} sent a file with the wrong {kind} checksum {checksum.hexdigest()}, not {expected}"
+                target,
+                f"{download.url} sent a file with the wrong {kind} checksum "
+                f"{checksum.hexdigest()}, not {expected}",
             )
         part.chmod(0o644)  # mkstemp makes files for one user only
         os.replace(part, target)
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()  # it holds the connection
-        raise DataError(target, f"could not be fetched from {download.url} ({error}); put the file there by hand") from error
+        raise DataError(
+            target,
+            f"could not be fetched from {download.url} ({error}); put the file there by hand",
+        ) from error
     finally:
         if part is not None:
             part.unlink(missing_ok=True)

@@ -10,11 +10,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.data.bounded_io import reading
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
-from equipoise.data.picture import Size, check_size, is_picture, read_pair, read_picture
+from equipoise.data.image import Size, check_size, is_picture, read_pair, read_picture
 from equipoise.data.reader import DATASETS, Reader
-from equipoise.data.source import reading
 
 __all__ = ["CamVid", "Cityscapes", "ImageFolder"]
 
@@ -57,7 +57,11 @@ class _Masked:
 
 def _subfolders(folder: Path) -> list[str]:
     with reading(folder):
-        return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(
+            entry.name
+            for entry in folder.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
 
 
 def _pictures(folder: Path) -> list[Path]:
@@ -71,16 +75,19 @@ def _pictures(folder: Path) -> list[Path]:
 class ImageFolder(Reader):
     """Pictures in `split/class/*.jpg`, as ImageNet is kept (Russakovsky et al., 2015), decoded when they are asked for.
 
-    Classes are the sorted names of the folders in `train`, if there is one, so that all splits number them alike. Files that are
-    not called like pictures are left out.
+    Classes are the sorted names of the folders in `train`, if there is one, so that all splits
+    number them alike. Files that are not called like pictures are left out.
 
     Args:
-        size: Height and width to bring each picture to: scaled until it covers them, then cropped about its centre. By default
-            pictures stay as they are.
+        size: Height and width to bring each picture to: scaled until it covers them, then cropped
+            about its centre. By default pictures stay as they are.
     """
 
     name = "image-folder"
-    summary = "Pictures in folders split/class/*.jpg, as ImageNet is kept; decoded when they are asked for."
+    summary = (
+        "Pictures in folders split/class/*.jpg, as ImageNet is kept; decoded when they "
+        "are asked for."
+    )
     splits = ("train", "val", "test")
     needs_root = True
 
@@ -92,7 +99,9 @@ class ImageFolder(Reader):
     def read(self, folder: Path, split: str) -> Dataset:
         place = folder / split
         if not place.is_dir():
-            raise self.missing(folder, f"a folder {split!r} with one folder of pictures for each class")
+            raise self.missing(
+                folder, f"a folder {split!r} with one folder of pictures for each class"
+            )
         own = _subfolders(place)
         if not own:
             raise DataError(place, "holds no folders of pictures, one for each class")
@@ -111,7 +120,15 @@ class ImageFolder(Reader):
             labels += [classes.index(name)] * len(found)
         sample = _Labelled(tuple(paths), tuple(labels), self.size)
         shape = (3, *self.size) if self.size else tuple(sample(0)[0].shape)
-        return Dataset(self.name, split, "classification", tuple(classes), shape, sample=sample, count=len(paths))
+        return Dataset(
+            self.name,
+            split,
+            "classification",
+            tuple(classes),
+            shape,
+            sample=sample,
+            count=len(paths),
+        )
 
 
 @dataclass(frozen=True)
@@ -124,7 +141,12 @@ class _Segmentation(Reader):
         check_size(type(self).__name__, self.size)
 
     def _dataset(
-        self, folder: Path, split: str, pairs: Iterable[tuple[Path, Path]], classes: tuple[str, ...], table: dict[int, int]
+        self,
+        folder: Path,
+        split: str,
+        pairs: Iterable[tuple[Path, Path]],
+        classes: tuple[str, ...],
+        table: dict[int, int],
     ) -> Dataset:
         found = tuple(pairs)
         if not found:
@@ -134,7 +156,16 @@ class _Segmentation(Reader):
                 raise DataError(mask, f"is not there; it must hold the mask of {path.name}")
         sample = _Masked(found, tuple(table.get(value, -1) for value in range(256)), self.size)
         shape = (3, *self.size) if self.size else tuple(sample(0)[0].shape)
-        return Dataset(self.name, split, "segmentation", classes, shape, sample=sample, count=len(found), ignore=IGNORE)
+        return Dataset(
+            self.name,
+            split,
+            "segmentation",
+            classes,
+            shape,
+            sample=sample,
+            count=len(found),
+            ignore=IGNORE,
+        )
 
 
 @final
@@ -143,7 +174,8 @@ class _Segmentation(Reader):
 class CamVid(_Segmentation):
     """Street scenes with masks of 11 classes (Brostow, Fauqueur & Cipolla, 2009, in the layout of SegNet).
 
-    Pictures lie in `train`, masks of the same name in `trainannot`. The label 11 (void) becomes `Dataset.ignore`, 255.
+    Pictures lie in `train`, masks of the same name in `trainannot`. The label 11 (void) becomes
+    `Dataset.ignore`, 255.
 
     Args:
         size: Height and width to bring each picture and mask to; by default they stay as they are.
@@ -156,7 +188,19 @@ class CamVid(_Segmentation):
         pictures, masks = folder / split, folder / f"{split}annot"
         if not pictures.is_dir() or not masks.is_dir():
             raise self.missing(folder, f"folders {split!r}", f"{split + 'annot'!r}")
-        classes = ("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist")
+        classes = (
+            "sky",
+            "building",
+            "pole",
+            "road",
+            "pavement",
+            "tree",
+            "sign",
+            "fence",
+            "car",
+            "pedestrian",
+            "bicyclist",
+        )
         pairs = ((path, masks / f"{path.stem}.png") for path in _pictures(pictures))
         table = {value: value for value in range(len(classes))} | {len(classes): IGNORE}
         return self._dataset(pictures, split, pairs, classes, table)
@@ -168,8 +212,9 @@ class CamVid(_Segmentation):
 class Cityscapes(_Segmentation):
     """Street scenes of 50 cities with masks (Cordts et al., 2016), in the 19 classes that are trained on.
 
-    Pictures are `leftImg8bit/train/city/*_leftImg8bit.png`, masks `gtFine/train/city/*_gtFine_labelIds.png`. Labels that are not
-    trained on become `Dataset.ignore`, 255.
+    Pictures are `leftImg8bit/train/city/*_leftImg8bit.png`, masks
+    `gtFine/train/city/*_gtFine_labelIds.png`. Labels that are not trained on become
+    `Dataset.ignore`, 255.
 
     Args:
         size: Height and width to bring each picture and mask to; by default they stay as they are.
@@ -187,6 +232,15 @@ class Cityscapes(_Segmentation):
             for path in _pictures(pictures / city):
                 if not path.stem.endswith("_leftImg8bit"):
                     raise DataError(path, "must have a name that ends in _leftImg8bit")
-                pairs.append((path, masks / city / f"{path.stem.removesuffix('_leftImg8bit')}_gtFine_labelIds.png"))
-        table = dict.fromkeys((*range(34), 255), IGNORE) | {value: i for i, value in enumerate(_STREET_IDS)}
+                pairs.append(
+                    (
+                        path,
+                        masks
+                        / city
+                        / f"{path.stem.removesuffix('_leftImg8bit')}_gtFine_labelIds.png",
+                    )
+                )
+        table = dict.fromkeys((*range(34), 255), IGNORE) | {
+            value: i for i, value in enumerate(_STREET_IDS)
+        }
         return self._dataset(pictures, split, pairs, _STREET, table)

@@ -11,17 +11,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.data.bounded_io import reading, volume
 from equipoise.data.errors import DataError
-from equipoise.data.source import reading, volume
 
 __all__ = ["read_pickle"]
 
 _VALUES = (
-    "NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING BINBYTES "
+    "NONE NEWTRUE NEWFALSE INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING "
+    "BINSTRING SHORT_BINSTRING BINBYTES "
     "SHORT_BINBYTES BINBYTES8 UNICODE BINUNICODE SHORT_BINUNICODE BINUNICODE8"
 )
-_CONTAINERS = "EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_DICT DICT SETITEM SETITEMS"
-_MACHINE = "PROTO FRAME STOP MARK POP POP_MARK GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE"
+_CONTAINERS = (
+    "EMPTY_LIST APPEND APPENDS LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "EMPTY_DICT DICT SETITEM SETITEMS"
+)
+_MACHINE = (
+    "PROTO FRAME STOP MARK POP POP_MARK GET BINGET LONG_BINGET PUT BINPUT LONG_BINPUT MEMOIZE"
+)
 _ARRAYS = "GLOBAL STACK_GLOBAL REDUCE BUILD"  # what they may name and call is decided in _Unpickler
 _OPCODES = frozenset(f"{_VALUES} {_CONTAINERS} {_MACHINE} {_ARRAYS}".split())
 
@@ -79,19 +85,32 @@ def read_pickle(path: Path | str, content: bytes) -> dict[str, Any]:
     with reading(path):
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name not in _OPCODES:
-                raise DataError(path, f"is a pickle with the instruction {opcode.name}, which data do not need; it was not run")
+                raise DataError(
+                    path,
+                    f"is a pickle with the instruction {opcode.name}, which data do not need; "
+                    "it was not run",
+                )
             if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-                raise DataError(path, "is a pickle that numbers its values beyond its length")  # each number costs memory
+                raise DataError(
+                    path, "is a pickle that numbers its values beyond its length"
+                )  # each number costs memory
         try:
             value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         except pickle.UnpicklingError as error:
-            raise DataError(path, f"is a pickle that is not plain data: {error}; it was not run") from error
+            raise DataError(
+                path, f"is a pickle that is not plain data: {error}; it was not run"
+            ) from error
     if not isinstance(value, dict):
-        raise DataError(path, f"is a pickle of {type(value).__name__.strip('_').lower()}, not of a dictionary")
+        raise DataError(
+            path, f"is a pickle of {type(value).__name__.strip('_').lower()}, not of a dictionary"
+        )
     result: dict[str, Any] = {}
     for key, entry in value.items():
         if not isinstance(key, str | bytes):
-            raise DataError(path, f"is a pickle of a dictionary with a key that is not text but {type(key).__name__}")
+            raise DataError(
+                path,
+                f"is a pickle of a dictionary with a key that is not text but {type(key).__name__}",
+            )
         name = key.decode("latin1") if isinstance(key, bytes) else key
         result[name] = _array(path, entry) if isinstance(entry, _Array) else entry
     return result
@@ -102,9 +121,12 @@ def _array(path: Path | str, stub: _Array) -> NDArray[np.uint8]:
         _, shape, dtype, fortran, content = stub.state
         if isinstance(content, str):
             content = content.encode("latin1")
-        # Nothing of the stream's own is quoted: a few references to references can be written out to any length.
+        # Nothing of the stream's own is quoted: a few references to references can be written out
+        # to any length.
         if not isinstance(dtype, _Dtype) or dtype.kind not in ("u1", "|u1"):
-            raise DataError(path, "holds an array of other values than bytes (u1); it must be bytes")
+            raise DataError(
+                path, "holds an array of other values than bytes (u1); it must be bytes"
+            )
         if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
             raise DataError(path, "holds an array whose shape is not a tuple of whole numbers")
         if not isinstance(content, bytes) or volume(shape) != len(content):

@@ -37,23 +37,36 @@ class Reader(ABC):
 
     def missing(self, folder: Path, *files: str) -> DataError:
         """Return the error that says which files to put where."""
-        remedy = ", or let it be fetched (--download, download=True)" if self.downloads else " (it cannot be fetched for you)"
+        remedy = (
+            ", or let it be fetched (--download, download=True)"
+            if self.downloads
+            else " (it cannot be fetched for you)"
+        )
         where = "in this folder" if folder.is_dir() else "in this folder, which does not exist"
-        return DataError(folder, f"{self.name} needs {' and '.join(files)} {where}; put it there{remedy}")
+        return DataError(
+            folder, f"{self.name} needs {' and '.join(files)} {where}; put it there{remedy}"
+        )
 
 
 DATASETS: Registry[Reader] = Registry("dataset", Reader)  # type: ignore[type-abstract]
 
 
-def load_data(name: str, split: str = "train", root: str | Path | None = None, download: bool = False, **options: Any) -> Dataset:
+def load_data(
+    name: str,
+    split: str = "train",
+    root: str | Path | None = None,
+    download: bool = False,
+    **options: Any,
+) -> Dataset:
     """Return one split of a data set.
 
     Args:
         name: One of `list_data()`.
         split: `train`, `test` or `val`, as far as they were published.
-        root: The folder with the data set's own files. By default the folder called like the data set in `$EQUIPOISE_DATA`, or
-            else in `~/.cache/equipoise`.
-        download: Whether to fetch files that are not there from where they were published. Nothing is ever fetched otherwise.
+        root: The folder with the data set's own files. By default the folder called like the data
+            set in `$EQUIPOISE_DATA`, or else in `~/.cache/equipoise`.
+        download: Whether to fetch files that are not there from where they were published. Nothing
+            is ever fetched otherwise.
         options: The options of the reader, such as `size=(64, 64)` for `image-folder`.
     """
     kind = DATASETS[name]
@@ -64,11 +77,15 @@ def load_data(name: str, split: str = "train", root: str | Path | None = None, d
             raise ValueError(f"load_data of {name!r} must have no options; got {option!r}.")
         choose(f"load_data option of {name!r}", option, names)
     if kind.needs_root and root is None:
-        raise ValueError(f"load_data.root must be given for {name!r}; got None. Pass the folder with the files.")
+        raise ValueError(
+            f"load_data.root must be given for {name!r}; got None. Pass the folder with the files."
+        )
     folder = _default_root() / name if root is None else Path(root).expanduser()
     if download:
         for file in kind.downloads.get(split, ()):
-            if not any((folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))):
+            if not any(
+                (folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))
+            ):
                 fetch(file, folder)
     return kind(**options).read(folder, split)
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from equipoise.core import require_count
+from equipoise.data.bounded_io import first, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import DATASETS, Reader
-from equipoise.data.source import first, read_file
 
 __all__ = ["Text"]
 
@@ -28,11 +28,13 @@ IGNORE = -100  # what torch's cross entropy leaves out by default
 class Text(Reader):
     """Running text for language models, as the Penn Treebank is published (Marcus et al., 1993; Mikolov et al., 2010).
 
-    Words are what stands between blanks, each line ends in `<eos>`, and the vocabulary is that of the training file in the order
-    of first appearance, with `<unk>` for all other words. `x` is one long tensor, and `y` is the next word of each.
+    Words are what stands between blanks, each line ends in `<eos>`, and the vocabulary is that of
+    the training file in the order of first appearance, with `<unk>` for all other words. `x` is one
+    long tensor, and `y` is the next word of each.
 
     Args:
-        length: Cuts `x` and `y` into rows of this many words, so that each is a sample; what is left over is dropped.
+        length: Cuts `x` and `y` into rows of this many words, so that each is a sample; what is
+            left over is dropped.
     """
 
     name = "text"
@@ -55,14 +57,23 @@ class Text(Reader):
         if split != "train":
             words = _words(folder / _FILES[split])
         unknown = vocabulary[_UNKNOWN]
-        x = torch.from_numpy(np.fromiter((vocabulary.get(word, unknown) for word in words), dtype=np.int64, count=len(words)))
+        x = torch.from_numpy(
+            np.fromiter(
+                (vocabulary.get(word, unknown) for word in words), dtype=np.int64, count=len(words)
+            )
+        )
         y = torch.cat([x[1:], torch.tensor([IGNORE])])
         if self.length is not None:
             rows = (len(x) - 1) // self.length  # the last word has no next one
             if not rows:
-                raise DataError(folder / _FILES[split], f"holds {len(x)} words, too few for one row of {self.length}")
+                raise DataError(
+                    folder / _FILES[split],
+                    f"holds {len(x)} words, too few for one row of {self.length}",
+                )
             x, y = (tensor[: rows * self.length].reshape(rows, self.length) for tensor in (x, y))
-        return Dataset(self.name, split, "text", tuple(vocabulary), tuple(x.shape[1:]), x, y, ignore=IGNORE)
+        return Dataset(
+            self.name, split, "text", tuple(vocabulary), tuple(x.shape[1:]), x, y, ignore=IGNORE
+        )
 
 
 def _words(path: Path) -> list[str]:

@@ -28,16 +28,19 @@ __all__ = [
 class Transform(ABC):
     """Changes a batch and, if its targets are masks, the masks along with it.
 
-    Other targets than masks stay as they are. Random transforms draw from the generator that the call is given and from nothing
-    else, so that a run can be repeated.
+    Other targets than masks stay as they are. Random transforms draw from the generator that the
+    call is given and from nothing else, so that a run can be repeated.
 
     Attributes:
-        moves_pixels: Whether it changes where things are, so that targets that are pictures would no longer belong to `x`.
+        moves_pixels: Whether it changes where things are, so that targets that are pictures would
+            no longer belong to `x`.
     """
 
     moves_pixels: ClassVar[bool] = False
 
-    def __call__(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return the changed batch and its targets.
 
         Args:
@@ -46,15 +49,26 @@ class Transform(ABC):
             generator: Where random numbers come from; random transforms need one.
         """
         if x.dim() != 4:
-            raise ValueError(f"{self._name}.x must have shape (batch, channels, height, width); got {tuple(x.shape)}.")
+            raise ValueError(
+                f"{self._name}.x must have shape (batch, channels, height, width); got "
+                f"{tuple(x.shape)}."
+            )
         if len(y) != len(x) or (y.dim() == 3 and y.shape[1:] != x.shape[2:]):
-            raise ValueError(f"{self._name}.y must have a target or a mask for each picture; got {tuple(y.shape)}.")
+            raise ValueError(
+                f"{self._name}.y must have a target or a mask for each picture; got "
+                f"{tuple(y.shape)}."
+            )
         if self.moves_pixels and y.dim() == 4:
-            raise ValueError(f"{self._name}.y must not be pictures, which it would not move; got them. Apply AddNoise after it.")
+            raise ValueError(
+                f"{self._name}.y must not be pictures, which it would not move; got them. "
+                "Apply AddNoise after it."
+            )
         return self.apply(x, y, generator)
 
     @abstractmethod
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         """Change a batch whose shapes are right."""
 
     @property
@@ -73,13 +87,19 @@ class Compose(Transform):
     def __init__(self, *transforms: Transform) -> None:
         for transform in transforms:
             if not isinstance(transform, Transform):
-                raise ValueError(f"Compose.transforms must be transforms; got {type(transform).__name__}.")
+                raise ValueError(
+                    f"Compose.transforms must be transforms; got {type(transform).__name__}."
+                )
         self.transforms = transforms
 
-    def __call__(self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
         return self.apply(x, y, generator)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         for transform in self.transforms:
             x, y = transform(x, y, generator=generator)
         return x, y
@@ -99,7 +119,9 @@ class Compose(Transform):
 class ToFloat(Transform):
     """Turns bytes into float32 in [0, 1]; floats stay as they are."""
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         return (x if x.is_floating_point() else x.to(torch.float32) / 255), y
 
 
@@ -123,12 +145,20 @@ class Normalize(Transform):
             if not math.isfinite(value):
                 raise ValueError(f"Normalize.mean must be finite; got {value!r}.")
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         require_floats("Normalize", x)
-        moved = [torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, 1, 1) for value in (self.mean, self.std)]
+        moved = [
+            torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+            for value in (self.mean, self.std)
+        ]
         for value in moved:
             if len(value) not in (1, x.shape[1]):
-                raise ValueError(f"Normalize must have one number for each of {x.shape[1]} channels; got {len(value)}.")
+                raise ValueError(
+                    f"Normalize must have one number for each of {x.shape[1]} channels; got "
+                    f"{len(value)}."
+                )
         return (x - moved[0]) / moved[1], y
 
 
@@ -146,7 +176,9 @@ class Greyscale(Transform):
     def __post_init__(self) -> None:
         require_count("Greyscale.channels", self.channels)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         if x.shape[1] == 1:
             return x.expand(-1, self.channels, -1, -1), y
         if x.shape[1] != 3:
@@ -173,7 +205,9 @@ class AddNoise(Transform):
     def __post_init__(self) -> None:
         require_positive("AddNoise.sigma", self.sigma, or_zero=True)
 
-    def apply(self, x: Tensor, y: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def apply(
+        self, x: Tensor, y: Tensor, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor]:
         require_floats("AddNoise", x)
         generator = require_generator("AddNoise", generator)
         noise = torch.randn(x.shape, generator=generator, device=generator.device)
@@ -189,7 +223,10 @@ def require_floats(owner: str, x: Tensor) -> None:
 def require_generator(owner: str, generator: torch.Generator | None) -> torch.Generator:
     """Return the generator of random numbers, or raise if there is none."""
     if generator is None:
-        raise ValueError(f"{owner}.generator must be a torch.Generator, so that the run can be repeated; got None.")
+        raise ValueError(
+            f"{owner}.generator must be a torch.Generator, so that the run can be repeated; "
+            "got None."
+        )
     return generator
 
 

@@ -15,9 +15,9 @@ from equipoise.engine.interrupt import Interrupted
 from equipoise.engine.log import MetricLog, read_metrics
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress
-from equipoise.engine.settings import Optimizer, Schedule, Train
-from equipoise.engine.snapshot import load_weights
-from equipoise.engine.solves import Solves, operator_norms
+from equipoise.engine.run_state import load_weights
+from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
+from equipoise.engine.solve_monitor import Solves, operator_norms
 from equipoise.engine.summary import Summary
 from equipoise.engine.task import TASKS, Task, make_task
 from equipoise.engine.trainer import Trainer
@@ -32,15 +32,15 @@ __all__ = [
     "Group",
     "Interrupted",
     "MetricLog",
-    "Optimizer",
+    "OptimizerConfig",
     "Progress",
-    "Schedule",
+    "ScheduleConfig",
     "Solves",
     "Stored",
     "Summary",
     "SyncedBatchNorm",
     "Task",
-    "Train",
+    "TrainConfig",
     "Trainer",
     "evaluate",
     "load_weights",

@@ -1,6 +1,7 @@
 """Checkpoints: tensors and state in one safetensors file, whole, checked, and never executed.
 
-The state is JSON text in the metadata of the file, beside the name of the format and a SHA-256 checksum of all that is in it.
+The state is JSON text in the metadata of the file, beside the name of the format and a SHA-256
+checksum of all that is in it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,20 @@ from torch import Tensor
 
 from equipoise.core import remove_partials, require_count, write_atomically
 
-__all__ = ["CheckpointError", "CheckpointWarning", "Checkpoints", "Stored", "read_checkpoint", "write_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointWarning",
+    "Checkpoints",
+    "Stored",
+    "read_checkpoint",
+    "write_checkpoint",
+]
 
 FORMAT = "equipoise-checkpoint-1"
-HEADER = 2**24  # bytes of names, shapes and state: parsed, they take many times their size
-LONGEST = 400  # characters of a reason, which may quote a file
+MAX_HEADER_BYTES = (
+    2**24
+)  # bytes of names, shapes and state: parsed, they take many times their size
+MAX_REASON_LENGTH = 400  # characters of a reason, which may quote a file
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -50,7 +60,10 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, path: Path | str, reason: object) -> None:
-        self.path, self.reason = Path(path), " ".join(str(reason)[:LONGEST].split()).rstrip(".")
+        self.path, self.reason = (
+            Path(path),
+            " ".join(str(reason)[:MAX_REASON_LENGTH].split()).rstrip("."),
+        )
         super().__init__(f"{path}: {self.reason}.")
 
     def __reduce__(self) -> tuple[type[CheckpointError], tuple[str, str]]:
@@ -61,36 +74,49 @@ class CheckpointWarning(UserWarning):
     """A checkpoint could not be used, or an old one not be removed; the run goes on."""
 
 
-def write_checkpoint(path: Path | str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+def write_checkpoint(
+    path: Path | str, tensors: Mapping[str, Tensor], state: Mapping[str, Any]
+) -> None:
     """Write tensors and state to one file, in one step.
 
     Args:
         path: The file; its folder must be there.
-        tensors: By name. Only their values are kept: not their strides, their devices, nor which of them share memory.
-        state: What JSON can hold; numbers come back exactly, also those that are not finite. Tuples come back as lists.
+        tensors: By name. Only their values are kept: not their strides, their devices, nor which of
+            them share memory.
+        state: What JSON can hold; numbers come back exactly, also those that are not finite. Tuples
+            come back as lists.
     """
     text = json.dumps(dict(state), separators=(",", ":"))
     _require_text_keys(state)
     kept = {name: _plain(name, tensor) for name, tensor in tensors.items()}
-    header: dict[str, object] = {"__metadata__": {"format": FORMAT, "sha256": _checksum(kept, text), "state": text}}
+    header: dict[str, object] = {
+        "__metadata__": {"format": FORMAT, "sha256": _checksum(kept, text), "state": text}
+    }
     pieces, end = [], 0
     # the widest first, so that all numbers lie at multiples of their size
     for name, tensor in sorted(kept.items(), key=lambda item: (-item[1].element_size(), item[0])):
         pieces.append(_content(tensor))
         start, end = end, end + len(pieces[-1])
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     head = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     head += b" " * (-len(head) % 8)
-    if len(head) > HEADER:
-        raise ValueError(f"checkpoint state must take at most {HEADER} bytes; got {len(head)}. Keep large things in tensors.")
+    if len(head) > MAX_HEADER_BYTES:
+        raise ValueError(
+            f"checkpoint state must take at most {MAX_HEADER_BYTES} bytes; got {len(head)}. "
+            "Keep large things in tensors."
+        )
     write_atomically(path, [len(head).to_bytes(8, "little") + head, *pieces])
 
 
 def read_checkpoint(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors, on the CPU, and the state of a file that is believed only if its checksum is right.
 
-    Raises `CheckpointError` otherwise. Nothing in the file is ever executed, and the memory taken goes by how long the file is,
-    not by what it claims.
+    Raises `CheckpointError` otherwise. Nothing in the file is ever executed, and the memory taken
+    goes by how long the file is, not by what it claims.
 
     Args:
         path: The file.
@@ -101,7 +127,9 @@ def read_checkpoint(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise CheckpointError(path, f"is a safetensors file, but not of the format {FORMAT}")
+                raise CheckpointError(
+                    path, f"is a safetensors file, but not of the format {FORMAT}"
+                )
             # copies, because what safe_open gives are views of the file
             tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
         text = metadata.get("state", "")
@@ -167,7 +195,11 @@ class Checkpoints:
             try:
                 files[old].unlink(missing_ok=True)
             except OSError as error:
-                warnings.warn(f"{files[old]}: could not be removed ({error.strerror}).", CheckpointWarning, stacklevel=2)
+                warnings.warn(
+                    f"{files[old]}: could not be removed ({error.strerror}).",
+                    CheckpointWarning,
+                    stacklevel=2,
+                )
 
     def latest(self) -> Stored | None:
         """Return the newest checkpoint that is whole, with a warning for each newer one that is not; None if there is no file."""
@@ -182,12 +214,17 @@ class Checkpoints:
             for failure in failures:
                 which = "the one before it" if failure is failures[-1] else "an earlier one"
                 warnings.warn(
-                    f"{failure.path}: {failure.reason}; going on from {which}, step {step}.", CheckpointWarning, stacklevel=2
+                    f"{failure.path}: {failure.reason}; going on from {which}, step {step}.",
+                    CheckpointWarning,
+                    stacklevel=2,
                 )
             return Stored(step, files[step], tensors, state)
         if failures:
             newest = failures[0]
-            raise CheckpointError(self.folder, f"no checkpoint here can be used; the newest, {newest.path.name}: {newest.reason}")
+            raise CheckpointError(
+                self.folder,
+                f"no checkpoint here can be used; the newest, {newest.path.name}: {newest.reason}",
+            )
         return None
 
     def clean(self) -> None:
@@ -196,7 +233,8 @@ class Checkpoints:
 
     def _files(self) -> dict[int, Path]:
         found = (
-            (re.fullmatch(r"step-([0-9]{9,18})\.safetensors", path.name), path) for path in self.folder.glob("step-*.safetensors")
+            (re.fullmatch(r"step-([0-9]{9,18})\.safetensors", path.name), path)
+            for path in self.folder.glob("step-*.safetensors")
         )
         return {int(match[1]): path for match, path in found if match}
 
@@ -205,7 +243,10 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
     """Return the values of a tensor as they lie in a file."""
     if name == "__metadata__" or tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
         kinds = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise ValueError(f"checkpoint tensor {name!r} must be dense, of {kinds}, and not named '__metadata__'; got {tensor.dtype}.")
+        raise ValueError(
+            f"checkpoint tensor {name!r} must be dense, of {kinds}, and not named "
+            f"'__metadata__'; got {tensor.dtype}."
+        )
     return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
@@ -237,15 +278,21 @@ def _inspect(path: Path) -> None:
     length = int.from_bytes(head[:8], "little")
     if not size:
         raise CheckpointError(path, "is empty")
-    if size >= 8 and length <= min(size - 8, HEADER):
+    if size >= 8 and length <= min(size - 8, MAX_HEADER_BYTES):
         return
-    if size < 8 or length <= HEADER:
+    if size < 8 or length <= MAX_HEADER_BYTES:
         raise CheckpointError(path, f"is truncated in its header: {size} bytes found")
     if head.startswith((b"PK\3\4", b"\x80")):
-        raise CheckpointError(path, "is a pickle or zip file, such as torch.save writes; it can run code and is never opened")
+        raise CheckpointError(
+            path,
+            "is a pickle or zip file, such as torch.save writes; it can run code and is never "
+            "opened",
+        )
     if head.lstrip().startswith(b"<"):
         raise CheckpointError(path, "is a web page, not a checkpoint")
-    raise CheckpointError(path, f"is not a checkpoint: its first bytes claim a header of {length} bytes")
+    raise CheckpointError(
+        path, f"is not a checkpoint: its first bytes claim a header of {length} bytes"
+    )
 
 
 def _parse_state(path: Path, text: str) -> dict[str, Any]:

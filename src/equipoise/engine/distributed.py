@@ -19,18 +19,22 @@ from equipoise.engine.batchnorm import gather, synchronize
 
 __all__ = ["Group"]
 
-# Long enough for one process to write checkpoints and reports while the others wait; then a lost process is an error.
+# Long enough for one process to write checkpoints and reports while the others wait; then a lost
+# process is an error.
 TIMEOUT = timedelta(minutes=10)
 
-_REMEDY = "Start with torchrun, which sets all of its variables, or unset RANK, LOCAL_RANK and WORLD_SIZE."
+_REMEDY = (
+    "Start with torchrun, which sets all of its variables, or unset RANK, LOCAL_RANK "
+    "and WORLD_SIZE."
+)
 
 
 @dataclass
 class Group:
     """The processes that train together; by default this one alone, which needs and costs nothing.
 
-    All processes must call the same methods in the same order. A process that is lost makes the next call of the others raise
-    `RuntimeError`, after ten minutes at the latest.
+    All processes must call the same methods in the same order. A process that is lost makes the
+    next call of the others raise `RuntimeError`, after ten minutes at the latest.
 
     Args:
         rank: The number of this process, from 0.
@@ -49,8 +53,8 @@ class Group:
         """Return the group that torchrun's environment variables describe, started, or a group of one where there are none.
 
         Args:
-            device: Where to compute. On `cuda`, process `i` of a machine takes GPU `i`, and they communicate by NCCL; on `cpu` by
-                gloo.
+            device: Where to compute. On `cuda`, process `i` of a machine takes GPU `i`, and they
+                communicate by NCCL; on `cpu` by gloo.
         """
         device = torch.device(device)
         if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & os.environ.keys():
@@ -67,23 +71,32 @@ class Group:
             raise ValueError(f"Group's environment must have MASTER_ADDR; got ''. {_REMEDY}")
         _whole("MASTER_PORT")
         if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"Group.device must be cpu or cuda for several processes; got {str(device)!r}.")
+            raise ValueError(
+                f"Group.device must be cpu or cuda for several processes; got {str(device)!r}."
+            )
         if device.type == "cuda":
             if local_rank >= torch.cuda.device_count():
                 raise ValueError(
-                    f"Group must have one GPU for each process of a machine; got process {local_rank + 1} and "
-                    f"{torch.cuda.device_count()} GPUs. Start torchrun with fewer processes, or with the device cpu."
+                    "Group must have one GPU for each process of a machine; got process "
+                    f"{local_rank + 1} and "
+                    f"{torch.cuda.device_count()} GPUs. Start torchrun with fewer processes, "
+                    "or with the device cpu."
                 )
             device = torch.device("cuda", local_rank)
             torch.cuda.set_device(device)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if not dist.is_available() or not dist.is_backend_available(backend):
             raise ValueError(
-                f"Group of {world} processes must have torch.distributed with {backend}, which this build of torch lacks."
+                f"Group of {world} processes must have torch.distributed with {backend}, "
+                "which this build of torch lacks."
             )
         if dist.is_initialized():
-            raise ValueError("Group.from_environment must be called once; got a second call. Pass the group on, or close it first.")
-        # Imported once the group is there, as DistributedDataParallel does, its default arguments would keep the group for ever.
+            raise ValueError(
+                "Group.from_environment must be called once; got a second call. Pass the "
+                "group on, or close it first."
+            )
+        # Imported once the group is there, as DistributedDataParallel does, its default arguments
+        # would keep the group for ever.
         importlib.import_module("torch.distributed.nn.functional")
         store, _, _ = next(dist.rendezvous("env://", rank, world, timeout=TIMEOUT))  # type: ignore[attr-defined]
         dist.init_process_group(
@@ -143,7 +156,9 @@ class Group:
             dist.broadcast_object_list(box, src=0, device=self.device)
         # Raised after the exchange and in all processes, so that none waits for the others.
         if box[0] is None:
-            raise ValueError("Group.broadcast_text.text must be a text in the main process; got None.")
+            raise ValueError(
+                "Group.broadcast_text.text must be a text in the main process; got None."
+            )
         return box[0]
 
     def barrier(self) -> None:
@@ -154,27 +169,31 @@ class Group:
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model such that its gradients are averaged over the processes, which then make the same steps.
 
-        The average is the gradient of the mean loss if all processes have the same number of samples; otherwise multiply the loss
-        of a process by `world` times its share of the samples. Batch normalisation is synchronised in the model itself, whose
-        parameters stay the same objects. Load a checkpoint before: all processes begin with the main process's tensors. Every
-        parameter must get a gradient in every step; freeze those that are not used with `requires_grad_(False)`, or build
+        The average is the gradient of the mean loss if all processes have the same number of
+        samples; otherwise multiply the loss of a process by `world` times its share of the samples.
+        Batch normalisation is synchronised in the model itself, whose parameters stay the same
+        objects. Load a checkpoint before: all processes begin with the main process's tensors.
+        Every parameter must get a gradient in every step; freeze those that are not used with
+        `requires_grad_(False)`, or build
         `DistributedDataParallel(synchronize(model), find_unused_parameters=True)` yourself.
 
         Args:
-            model: The model, on `device`. The one returned has it as `module`; for a group of one it is returned itself.
+            model: The model, on `device`. The one returned has it as `module`; for a group of one
+                it is returned itself.
         """
         if self.world == 1:
             return model
-        # On CPUs a group of its own, since the wrapped model keeps the threads of its group alive. Those of the main group must end
-        # in `close`: Python aborts if, while it exits, a thread lets go of a tensor.
+        # On CPUs a group of its own, since the wrapped model keeps the threads of its group alive.
+        # Those of the main group must end in `close`: Python aborts if, while it exits, a thread
+        # lets go of a tensor.
         on_gpu = self.device.type == "cuda"
         wrapped = DistributedDataParallel(
             synchronize(model),
             device_ids=[self.device] if on_gpu else None,
             process_group=None if on_gpu else dist.new_group(),
         )
-        # Synchronised normalisation keeps the buffers equal, so that they need not be sent again in each step. As an argument it
-        # would be deprecated or unknown, depending on torch's version.
+        # Synchronised normalisation keeps the buffers equal, so that they need not be sent again in
+        # each step. As an argument it would be deprecated or unknown, depending on torch's version.
         wrapped.broadcast_buffers = False
         return wrapped
 
@@ -193,8 +212,9 @@ class Group:
 def _own(store: Any, rank: int, world: int) -> Any:
     """The part of a store that only the processes of this start know.
 
-    torchrun keeps its store when it starts lost processes again, so that torch would find in it where they listened before they
-    were lost (pytorch/pytorch#167288). How often it restarted is no name for a start, since machines count that each for itself.
+    torchrun keeps its store when it starts lost processes again, so that torch would find in it
+    where they listened before they were lost (pytorch/pytorch#167288). How often it restarted is no
+    name for a start, since machines count that each for itself.
     """
     name = uuid4().hex
     if rank:
@@ -211,7 +231,10 @@ def _own(store: Any, rank: int, world: int) -> Any:
             if store.check([f"{name}/here/{other}"]):
                 absent.remove(other)
         if absent and time.monotonic() > deadline:
-            raise RuntimeError(f"Group must have {world} processes; {len(absent)} of them did not come within {TIMEOUT}.")
+            raise RuntimeError(
+                f"Group must have {world} processes; {len(absent)} of them did not come "
+                f"within {TIMEOUT}."
+            )
         time.sleep(0.01)
     return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
 
@@ -220,5 +243,7 @@ def _whole(name: str) -> int:
     """A number from torchrun's environment."""
     text = os.environ.get(name, "")
     if not text.isdecimal():
-        raise ValueError(f"Group's environment must have {name} as a whole number; got {text!r}. {_REMEDY}")
+        raise ValueError(
+            f"Group's environment must have {name} as a whole number; got {text!r}. {_REMEDY}"
+        )
     return int(text)

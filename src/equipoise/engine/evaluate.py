@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.data import Dataset, Transform, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
-from equipoise.engine.solves import Solves
+from equipoise.engine.solve_monitor import Solves
 from equipoise.engine.task import Task
 from equipoise.engine.totals import Totals
 
@@ -28,7 +28,8 @@ class Evaluation:
         missed: How many of them have an equilibrium that missed the tolerance.
         status: How their solves ended.
         forward_steps: Steps of a solve, on average; `None` if the model has no equilibrium.
-        confusion: How often which class (row) was taken for which (column), if the task has classes.
+        confusion: How often which class (row) was taken for which (column), if the task has
+            classes.
     """
 
     metrics: dict[str, float | None]
@@ -40,7 +41,12 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, without the confusion matrix, as one level of plain values."""
-        rest = {"samples": self.samples, "missed": self.missed, "status": self.status, "forward_steps": self.forward_steps}
+        rest = {
+            "samples": self.samples,
+            "missed": self.missed,
+            "status": self.status,
+            "forward_steps": self.forward_steps,
+        }
         return {**self.metrics, **rest}
 
 
@@ -73,7 +79,14 @@ def evaluate(
     model.eval()
     try:
         with torch.no_grad(), solves.listening():
-            for x, y in batches(dataset, batch, shuffle=False, transform=transform, rank=group.rank, world=group.world):
+            for x, y in batches(
+                dataset,
+                batch,
+                shuffle=False,
+                transform=transform,
+                rank=group.rank,
+                world=group.world,
+            ):
                 solves.clear()
                 with autocast(device, precision):
                     output = model(x.to(device))
@@ -101,4 +114,6 @@ def evaluate(
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:
     """Return the context in which a model runs at a precision."""
     lower = precision != "float32"
-    return torch.autocast(device.type, dtype=getattr(torch, precision) if lower else None, enabled=lower)
+    return torch.autocast(
+        device.type, dtype=getattr(torch, precision) if lower else None, enabled=lower
+    )

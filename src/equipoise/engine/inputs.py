@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data import DataError, Greyscale
-from equipoise.data.picture import SUFFIXES, is_picture, read_picture
-from equipoise.data.source import read_file, reading, require_room
+from equipoise.data.bounded_io import read_file, reading, require_room
+from equipoise.data.image import SUFFIXES, is_picture, read_picture
 from equipoise.data.table import read_npy
 
 __all__ = ["encode", "read_inputs"]
@@ -34,17 +34,20 @@ def read_inputs(
 ) -> Iterator[tuple[str, Tensor]]:
     """Read samples one by one, each with a name: its file, and its place (from 0) in a file of many.
 
-    Pictures come as bytes, brought to the size of the model as those of a data set are: scaled until they cover it, then cropped
-    about their centre. Arrays and tables hold a sample in each row, must have the model's size, and stay as they are: bytes, or
-    float32. Rows of a table that are one longer end in a label, which is left out. Every failure is a `DataError` that names the
+    Pictures come as bytes, brought to the size of the model as those of a data set are: scaled
+    until they cover it, then cropped about their centre. Arrays and tables hold a sample in each
+    row, must have the model's size, and stay as they are: bytes, or float32. Rows of a table that
+    are one longer end in a label, which is left out. Every failure is a `DataError` that names the
     file.
 
     Args:
-        paths: Files, and folders whose pictures are meant, sorted, without those in their subfolders.
+        paths: Files, and folders whose pictures are meant, sorted, without those in their
+            subfolders.
         shape: Of a sample: channels, height and width, or the number of features.
-        multiple: What height and width must be multiples of, if they need not be those of `shape` (`Network.multiple`); each is
-            brought to the nearest one.
-        vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one sample each.
+        multiple: What height and width must be multiples of, if they need not be those of `shape`
+            (`Network.multiple`); each is brought to the nearest one.
+        vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one
+            sample each.
     """
     shape = tuple(shape)
     for path in map(Path, paths):
@@ -73,7 +76,9 @@ def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
     strange = next((word for word in words if word not in numbers), None)
     if strange is not None and UNKNOWN not in numbers:
         raise ValueError(f"the word {strange!r} is not in the vocabulary, which has no {UNKNOWN}")
-    return torch.tensor([numbers.get(word, numbers.get(UNKNOWN, 0)) for word in words], dtype=torch.int64)
+    return torch.tensor(
+        [numbers.get(word, numbers.get(UNKNOWN, 0)) for word in words], dtype=torch.int64
+    )
 
 
 def _read(
@@ -91,7 +96,10 @@ def _read(
         for i, sample in enumerate(_samples(path, values, shape, multiple)):
             yield f"{path}[{i}]", sample
     else:
-        raise DataError(path, f"must be a picture ({', '.join(SUFFIXES)}), arrays (.npy, .npz) or a table (.csv)")
+        raise DataError(
+            path,
+            f"must be a picture ({', '.join(SUFFIXES)}), arrays (.npy, .npz) or a table (.csv)",
+        )
 
 
 def _text(path: Path, vocabulary: Sequence[str]) -> Tensor:
@@ -128,10 +136,18 @@ def _array(path: Path) -> NDArray[Any]:
             with path.open("rb") as stream:
                 return read_npy(path, stream, size)
         with zipfile.ZipFile(path) as archive:
-            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            found = members.get("x") or (next(iter(members.values())) if len(members) == 1 else None)
+            members = {
+                member.filename.removesuffix(".npy"): member for member in archive.infolist()
+            }
+            found = members.get("x") or (
+                next(iter(members.values())) if len(members) == 1 else None
+            )
             if found is None:
-                raise DataError(path, f"must hold an array 'x', or only one; it has {', '.join(sorted(members)) or 'none'}")
+                raise DataError(
+                    path,
+                    "must hold an array 'x', or only one; it has "
+                    f"{', '.join(sorted(members)) or 'none'}",
+                )
             require_room(path, found.file_size, size, packed=True)
             with archive.open(found) as stream:
                 return read_npy(path, stream, found.file_size)
@@ -140,7 +156,13 @@ def _array(path: Path) -> NDArray[Any]:
 def _table(path: Path) -> NDArray[np.float64]:
     content = read_file(path)
     with reading(path):
-        rows = [(i, row) for i, row in enumerate(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")), start=1) if row]
+        rows = [
+            (i, row)
+            for i, row in enumerate(
+                csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")), start=1
+            )
+            if row
+        ]
     if rows and any(cell.strip() and not _is_number(cell) for cell in rows[0][1]):
         rows = rows[1:]  # the names of the columns
     for i, row in rows:
@@ -160,7 +182,9 @@ def _is_number(cell: str) -> bool:
     return "_" not in cell
 
 
-def _samples(path: Path, values: NDArray[Any], shape: tuple[int, ...], multiple: int | None) -> Tensor:
+def _samples(
+    path: Path, values: NDArray[Any], shape: tuple[int, ...], multiple: int | None
+) -> Tensor:
     """Return all samples of a file, shape (samples, ...), if the model can take them."""
     if not values.ndim or not values.size:
         raise DataError(path, "holds no samples")
@@ -169,8 +193,14 @@ def _samples(path: Path, values: NDArray[Any], shape: tuple[int, ...], multiple:
     size, own = math.prod(shape), values.shape[1:]
     if path.suffix.lower() == ".csv" and own == (size + 1,):
         values = values[:, :-1]
-    free = multiple is not None and len(own) == 3 and own[0] == shape[0] and all(side % multiple == 0 for side in own[1:])
-    # Pictures with their channels last have as many numbers, but in another order: only flat ones can be reshaped.
+    free = (
+        multiple is not None
+        and len(own) == 3
+        and own[0] == shape[0]
+        and all(side % multiple == 0 for side in own[1:])
+    )
+    # Pictures with their channels last have as many numbers, but in another order: only flat ones
+    # can be reshaped.
     if values.shape[1:] == (size,) or (len(shape) == 3 and shape[0] == 1 and own == shape[1:]):
         values = values.reshape(-1, *shape)
     elif own != shape and not free:
@@ -180,5 +210,9 @@ def _samples(path: Path, values: NDArray[Any], shape: tuple[int, ...], multiple:
             values = values.astype(np.float32)
         wrong = np.argwhere(~np.isfinite(values))
         if len(wrong):
-            raise DataError(path, f"sample {wrong[0][0]} holds a number that is not finite in float32")
-    return torch.from_numpy(np.array(values))  # a copy, because arrays from files cannot be written to
+            raise DataError(
+                path, f"sample {wrong[0][0]} holds a number that is not finite in float32"
+            )
+    return torch.from_numpy(
+        np.array(values)
+    )  # a copy, because arrays from files cannot be written to

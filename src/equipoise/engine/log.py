@@ -21,7 +21,8 @@ class MetricLog:
     """A file to which lines of metrics are appended, and which a resumed run cuts back to where its checkpoint was.
 
     Args:
-        path: The file, made if it is not there; None writes none, as in all processes but the first.
+        path: The file, made if it is not there; None writes none, as in all processes but the
+            first.
         tensorboard: Folder for TensorBoard's event files; None writes none.
     """
 
@@ -60,7 +61,10 @@ class MetricLog:
             return
         size = os.fstat(self._file.fileno()).st_size
         if not 0 <= position <= size:
-            raise ValueError(f"{self._path}: must hold the {position} bytes that the checkpoint remembers; got {size}.")
+            raise ValueError(
+                f"{self._path}: must hold the {position} bytes that the checkpoint remembers; "
+                f"got {size}."
+            )
         if self._path is not None and position:
             # In the end a report is made of it: better to find out now than then.
             _parse_all(self._path, self._path.read_bytes()[:position].removesuffix(b"\n"))
@@ -86,8 +90,14 @@ class MetricLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # What could not be written is tried again by closing: that it fails again must not hide the first error, which is named.
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # What could not be written is tried again by closing: that it fails again must not hide the
+        # first error, which is named.
         with nullcontext() if error is None else suppress(OSError):
             self.close()
 
@@ -108,7 +118,8 @@ def require_tensorboard() -> type[SummaryWriter]:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and an extra
     except ImportError as error:
         raise ValueError(
-            "train.tensorboard must be false where TensorBoard is not installed: pip install 'equipoise[tensorboard]'."
+            "train.tensorboard must be false where TensorBoard is not installed: pip install "
+            "'equipoise[tensorboard]'."
         ) from error
     return SummaryWriter
 

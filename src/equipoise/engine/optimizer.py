@@ -8,12 +8,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from equipoise.engine.settings import Optimizer
+from equipoise.engine.settings import OptimizerConfig
 
 __all__ = ["Average", "make_optimizer"]
 
 
-def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
     """Return an optimiser of all weights of a model that are trained.
 
     Args:
@@ -22,13 +22,20 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimiz
     """
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if not trained:
-        raise ValueError(f"Trainer.model must have weights to train; got none in {type(model).__name__}.")
+        raise ValueError(
+            f"Trainer.model must have weights to train; got none in {type(model).__name__}."
+        )
     decayed = [weight for weight in trained if settings.decay_all or weight.dim() > 1]
     spared = [weight for weight in trained if not (settings.decay_all or weight.dim() > 1)]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": settings.weight_decay},
+        {"params": spared, "weight_decay": 0.0},
+    ]
     groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, settings.learning_rate, settings.momentum, nesterov=settings.nesterov)
+        return torch.optim.SGD(
+            groups, settings.learning_rate, settings.momentum, nesterov=settings.nesterov
+        )
     kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     return kind(groups, settings.learning_rate, settings.betas, settings.epsilon)
 
@@ -36,8 +43,9 @@ def make_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimiz
 class Average:
     """The exponential average `a <- decay a + (1 - decay) w` of a model's weights, from which it is evaluated.
 
-    Buffers of floats, such as the statistics of batch normalisation, are averaged like weights, since they belong to them. Early
-    on the decay is `(1 + n)/(10 + n)` after n updates where that is less, so that the first weights are soon forgotten.
+    Buffers of floats, such as the statistics of batch normalisation, are averaged like weights,
+    since they belong to them. Early on the decay is `(1 + n)/(10 + n)` after n updates where that
+    is less, so that the first weights are soon forgotten.
 
     Args:
         model: Whose weights.
@@ -65,7 +73,9 @@ class Average:
             values: The averages, by the names of the weights.
             updates: How many updates made them.
         """
-        if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in self.values.items()}:
+        if {name: value.shape for name, value in values.items()} != {
+            name: value.shape for name, value in self.values.items()
+        }:
             raise ValueError("averages of the weights of another model")
         for name, value in values.items():
             self.values[name].copy_(value)
@@ -91,4 +101,8 @@ class Average:
 
     def _present(self) -> dict[str, Tensor]:
         """The model's own tensors of floats."""
-        return {name: value for name, value in self.model.state_dict().items() if value.is_floating_point()}
+        return {
+            name: value
+            for name, value in self.model.state_dict().items()
+            if value.is_floating_point()
+        }

@@ -19,8 +19,21 @@ __all__ = ["Progress", "make_progress", "score_text", "shown_by"]
 
 FRAME = 1 / 8  # seconds between two pictures of the live bar
 PAUSE = 30.0  # seconds between two plain lines within an epoch
-NAMES = {"accuracy": "accuracy", "miou": "mIoU", "macc": "mAcc", "aacc": "aAcc"}  # scores that are shown as percentages
-OTHERS = {"loss", "samples", "missed", "forward_steps", "backward_steps", "skipped", "failed"}  # what is no score
+NAMES = {
+    "accuracy": "accuracy",
+    "miou": "mIoU",
+    "macc": "mAcc",
+    "aacc": "aAcc",
+}  # scores that are shown as percentages
+OTHERS = {
+    "loss",
+    "samples",
+    "missed",
+    "forward_steps",
+    "backward_steps",
+    "skipped",
+    "failed",
+}  # what is no score
 
 
 class Progress(ABC):
@@ -51,7 +64,8 @@ class Progress(ABC):
         Args:
             step: How many were made.
             epoch: The present one, counted from 0.
-            values: `loss`, scores, `forward_steps` and `backward_steps` of this step; how many were `skipped` and `failed` so far.
+            values: `loss`, scores, `forward_steps` and `backward_steps` of this step; how many were
+                `skipped` and `failed` so far.
         """
 
     def epoch(self, epoch: int, line: Mapping[str, Any]) -> None:
@@ -62,7 +76,11 @@ class Progress(ABC):
             line: Its line of metrics.
         """
         parts = [self._count(epoch), *_scores(line.get("train"), loss=True)]
-        parts += [f"{part} {score}" for part in ("validation", "test") for score in _scores(line.get(part))]
+        parts += [
+            f"{part} {score}"
+            for part in ("validation", "test")
+            for score in _scores(line.get(part))
+        ]
         parts += [*_solver(line), *_troubles(line), _duration(line.get("seconds"))]
         self.note("   ".join(part for part in parts if part))
 
@@ -77,7 +95,12 @@ class Progress(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _count(self, epoch: int) -> str:
@@ -117,7 +140,12 @@ class PlainProgress(Progress):
 
     def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
         if time.monotonic() - self._shown >= PAUSE:
-            parts = [self._count(epoch), f"step {step}/{self._steps}", *_facts(values), self._left(step)]
+            parts = [
+                self._count(epoch),
+                f"step {step}/{self._steps}",
+                *_facts(values),
+                self._left(step),
+            ]
             self.note("   ".join(part for part in parts if part))
 
     def note(self, text: str) -> None:
@@ -138,9 +166,17 @@ class LiveProgress(Progress):
         from rich.live import Live
 
         super().__init__()
-        self._console = Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True)
-        # what a run prints belongs above the bar, unless it goes to a file; warnings go to stderr in any case
-        self._live = Live(console=self._console, auto_refresh=False, transient=True, redirect_stdout=sys.stdout.isatty())
+        self._console = Console(
+            file=stream, markup=False, emoji=False, highlight=False, soft_wrap=True
+        )
+        # what a run prints belongs above the bar, unless it goes to a file; warnings go to stderr
+        # in any case
+        self._live = Live(
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),
+        )
 
     def start(self, epochs: int, steps: int, first_step: int = 0, title: str = "") -> None:
         super().start(epochs, steps, first_step, title)
@@ -164,7 +200,9 @@ class LiveProgress(Progress):
         from rich.text import Text
 
         facts = "   ".join(part for part in (self._left(step), *_facts(values)) if part)
-        bar = ProgressBar(total=max(self._steps, 1), completed=step, width=24 if self._console.width > 120 else 10)
+        bar = ProgressBar(
+            total=max(self._steps, 1), completed=step, width=24 if self._console.width > 120 else 10
+        )
         row = Table.grid(padding=(0, 1))
         row.add_column(no_wrap=True)
         row.add_column(no_wrap=True)
@@ -183,7 +221,11 @@ def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress
     stream = sys.stderr if stream is None else stream
     if quiet or stream is None:  # there is no stderr in a process without a console
         return SilentProgress()
-    return LiveProgress(stream) if stream.isatty() and find_spec("rich") is not None else PlainProgress(stream)
+    return (
+        LiveProgress(stream)
+        if stream.isatty() and find_spec("rich") is not None
+        else PlainProgress(stream)
+    )
 
 
 def _facts(values: Mapping[str, Any]) -> list[str]:
@@ -194,9 +236,13 @@ def _facts(values: Mapping[str, Any]) -> list[str]:
 
 def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str]:
     """Name the scores, and first the loss if wanted."""
-    numbers = {name: value for name, value in (values or {}).items() if isinstance(value, int | float)}
+    numbers = {
+        name: value for name, value in (values or {}).items() if isinstance(value, int | float)
+    }
     facts = [f"loss {numbers['loss']:.4g}"] if loss and "loss" in numbers else []
-    return facts + [score_text(name, value) for name, value in numbers.items() if name not in OTHERS]
+    return facts + [
+        score_text(name, value) for name, value in numbers.items() if name not in OTHERS
+    ]
 
 
 @contextmanager
@@ -237,7 +283,11 @@ def score_text(name: str, value: float | None) -> str:
 
 
 def _solver(values: Mapping[str, Any]) -> list[str]:
-    steps = [f"{values[f'{way}_steps']:.1f} {way}" for way in ("forward", "backward") if values.get(f"{way}_steps") is not None]
+    steps = [
+        f"{values[f'{way}_steps']:.1f} {way}"
+        for way in ("forward", "backward")
+        if values.get(f"{way}_steps") is not None
+    ]
     return [f"steps {', '.join(steps)}"] if steps else []
 
 
@@ -259,9 +309,17 @@ def _duration(seconds: float | None) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return (
+        f"{hours} h {minutes:02d} min"
+        if hours
+        else f"{minutes} min {rest:02d} s"
+        if minutes
+        else f"{rest} s"
+    )
 
 
 def _printable(text: str) -> str:
     """Show control characters by their codes: they would move the cursor or change colours."""
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return "".join(
+        sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text
+    )

@@ -52,7 +52,9 @@ class Score(ABC):
             sums: Of the same shape as `sums()`.
         """
         if sums.shape != self._sums.shape:
-            raise ValueError(f"Score.sums must have shape {tuple(self._sums.shape)}; got {tuple(sums.shape)}.")
+            raise ValueError(
+                f"Score.sums must have shape {tuple(self._sums.shape)}; got {tuple(sums.shape)}."
+            )
         self._sums = sums.detach().to("cpu", torch.float64, copy=True)
 
 
@@ -66,7 +68,12 @@ class Mean(Score):
         finish: Turns their mean into the score.
     """
 
-    def __init__(self, name: str, measure: Callable[[Tensor, Tensor], Tensor], finish: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        name: str,
+        measure: Callable[[Tensor, Tensor], Tensor],
+        finish: Callable[[Tensor], Tensor],
+    ) -> None:
         super().__init__(2)
         self._name, self._measure, self._finish = name, measure, finish
 
@@ -90,7 +97,9 @@ class Agreement(Score):
 
     largest: ClassVar[float] = 256  # classes with a matrix, which is added up in every step
 
-    def __init__(self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None) -> None:
+    def __init__(
+        self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None
+    ) -> None:
         self._rows = classes if classes <= self.largest else 0
         super().__init__(2 + self._rows**2)  # right ones, all, and the matrix
         self._predict, self._ignore = predict, ignore
@@ -98,7 +107,9 @@ class Agreement(Score):
     def update(self, output: Tensor, target: Tensor) -> None:
         found, truth = self._predict(output.detach()).reshape(-1), target.reshape(-1).long()
         # NaN has a largest entry for argmax, but is nobody's answer: it counts as wrong.
-        sound = (output.isfinite() if output.dim() == 1 else output.isfinite().all(dim=1)).reshape(-1)
+        sound = (output.isfinite() if output.dim() == 1 else output.isfinite().all(dim=1)).reshape(
+            -1
+        )
         if self._ignore is not None:
             counts = truth != self._ignore
             found, truth, sound = found[counts], truth[counts], sound[counts]
@@ -107,7 +118,9 @@ class Agreement(Score):
             found, truth = found[sound], truth[sound]
         self._sums[0] += (found == truth).sum().cpu()
         if self._rows:
-            self._sums[2:] += torch.bincount(truth * self._rows + found, minlength=self._rows**2).cpu()
+            self._sums[2:] += torch.bincount(
+                truth * self._rows + found, minlength=self._rows**2
+            ).cpu()
 
     @property
     def confusion(self) -> Tensor | None:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 
 from equipoise.core import choose, require_count, require_fraction, require_positive
 
-__all__ = ["Optimizer", "Precision", "Schedule", "Train"]
+__all__ = ["OptimizerConfig", "Precision", "ScheduleConfig", "TrainConfig"]
 
 Precision = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -17,7 +17,7 @@ THREADS = 1024  # more than any machine has cores for; torch takes what it is to
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainConfig:
     """How a run goes.
 
     Args:
@@ -25,21 +25,27 @@ class Train:
         batch: Samples in each step, over all processes together.
         evaluate_batch: Samples in each batch of an evaluation, in each process.
         seed: Of the weights, the order of the data and all that is random.
-        clip: Largest norm of the gradient of all weights together; longer ones are shortened. 0 leaves them.
+        clip: Largest norm of the gradient of all weights together; longer ones are shortened. 0
+            leaves them.
         precision: Of what autocast may run lower than float32.
-        ema: Decay of the running average of the weights that is evaluated and kept in place of the last ones; 0 has none.
-        patience: Epochs without a better score on the held-out samples after which the run stops; 0 never stops early.
-        failures: Steps skipped in a row, because a solve diverged or something was not finite, after which the run stops.
+        ema: Decay of the running average of the weights that is evaluated and kept in place of the
+            last ones; 0 has none.
+        patience: Epochs without a better score on the held-out samples after which the run stops; 0
+            never stops early.
+        failures: Steps skipped in a row, because a solve diverged or something was not finite,
+            after which the run stops.
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` takes a GPU if there is one.
         threads: Threads of torch on a CPU; 0 leaves them.
-        flush_denormals: Whether numbers too small for float32's full precision become zero, which CPUs compute much faster.
+        flush_denormals: Whether numbers too small for float32's full precision become zero, which
+            CPUs compute much faster.
         tensorboard: Whether to write metrics for TensorBoard as well.
 
     Attributes:
-        free: The settings that a run may be resumed with others of, since they do not change what is computed.
+        free: The settings that a run may be resumed with others of, since they do not change what
+            is computed.
     """
 
     free: ClassVar[tuple[str, ...]] = (
@@ -87,14 +93,15 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerConfig:
     """Which optimiser, and how far it steps.
 
     Args:
         name: `sgd`, `adam` (decay joins the gradient) or `adamw` (decay shrinks the weights).
         learning_rate: The largest one of the schedule.
         weight_decay: Strength of the decay of weights.
-        decay_all: Whether biases and the scales of normalisations, which have one dimension, decay too.
+        decay_all: Whether biases and the scales of normalisations, which have one dimension, decay
+            too.
         momentum: Of `sgd`.
         nesterov: Whether the momentum of `sgd` is Nesterov's.
         betas: Decays of the averages of `adam` and `adamw`.
@@ -123,12 +130,12 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleConfig:
     """How the learning rate changes: a factor of the optimiser's own that depends on nothing but the number of the step.
 
     Args:
-        name: `constant`; `step` (falls at milestones); `cosine`; `one-cycle` (rises, then falls far below its start; Smith, 2018);
-            `poly` (a power of what remains).
+        name: `constant`; `step` (falls at milestones); `cosine`; `one-cycle` (rises, then falls far
+            below its start; Smith, 2018); `poly` (a power of what remains).
         warmup: Epochs, whole or not, in which the factor first rises from zero.
         milestones: Epochs after which `step` falls.
         drop: Factor of each fall of `step`.
@@ -153,14 +160,21 @@ class Schedule:
             require_positive(f"schedule.{name}", getattr(self, name), or_zero=True)
         require_fraction("schedule.rise", self.rise)
         require_positive("schedule.drop", self.drop)
-        if any(not value > 0 for value in self.milestones) or list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"schedule.milestones must be positive and rise; got {self.milestones}.")
+        if any(not value > 0 for value in self.milestones) or list(self.milestones) != sorted(
+            set(self.milestones)
+        ):
+            raise ValueError(
+                f"schedule.milestones must be positive and rise; got {self.milestones}."
+            )
         if self.name == "one-cycle" and self.warmup:
             raise ValueError(
-                f"schedule.warmup must be 0 for 'one-cycle', which rises by itself; got {self.warmup}. Set schedule.rise."
+                "schedule.warmup must be 0 for 'one-cycle', which rises by itself; got "
+                f"{self.warmup}. Set schedule.rise."
             )
         if self.name == "step" and not self.milestones:
-            raise ValueError("schedule.milestones must name at least one epoch for 'step'; got none.")
+            raise ValueError(
+                "schedule.milestones must name at least one epoch for 'step'; got none."
+            )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """Return the factor of the learning rate at one step of a run.
@@ -174,7 +188,9 @@ class Schedule:
         if step < ramp:
             return (step + 1) / (math.ceil(ramp) + 1)
         if self.name == "step":
-            return math.prod(self.drop for epoch in self.milestones if step >= epoch * steps_per_epoch)
+            return math.prod(
+                self.drop for epoch in self.milestones if step >= epoch * steps_per_epoch
+            )
         begin = math.ceil(ramp)
         done = (step - begin) / max(steps - begin, 1)
         if self.name == "cosine":
@@ -182,9 +198,13 @@ class Schedule:
         if self.name == "poly":
             return self.final + (1 - self.final) * math.pow(max(1 - done, 0.0), self.power)
         if self.name == "one-cycle":
-            done = (step - begin) / max(steps - 1 - begin, 1)  # as the schedule was published, the last step is at its end
+            done = (step - begin) / max(
+                steps - 1 - begin, 1
+            )  # as the schedule was published, the last step is at its end
             return (
-                _cosine(self.initial, 1, done / self.rise) if done < self.rise else _cosine(1, self.final, _after(done, self.rise))
+                _cosine(self.initial, 1, done / self.rise)
+                if done < self.rise
+                else _cosine(1, self.final, _after(done, self.rise))
             )
         return 1.0
 

@@ -21,7 +21,8 @@ class Summary:
         parameters: Numbers of weights.
         metric: The name of the task's score.
         train: Means over the last epoch.
-        validation: Scores of the weights that were kept on samples held out of the training data; empty if there were none.
+        validation: Scores of the weights that were kept on samples held out of the training data;
+            empty if there were none.
         test: Scores of the weights that were kept on the test samples, with `samples` and `missed`.
         skipped: Steps that were skipped.
         forward_status: How all samples of forward solves ended, in training.

@@ -78,13 +78,20 @@ class Task(ABC):
         return float(len(target))
 
     def _fail(self, what: str, rule: str, got: object, remedy: str = "") -> ValueError:
-        return ValueError(f"The {what} of task {self.name!r} must {rule}; got {got}.{remedy and ' ' + remedy}")
+        return ValueError(
+            f"The {what} of task {self.name!r} must {rule}; got {got}.{remedy and ' ' + remedy}"
+        )
 
 
 TASKS: Registry[Task] = Registry("task", Task)  # type: ignore[type-abstract]
 """All tasks by name."""
 
-_AUTO = {"classification": "classification", "arrays": "classification", "segmentation": "segmentation", "text": "language"}
+_AUTO = {
+    "classification": "classification",
+    "arrays": "classification",
+    "segmentation": "segmentation",
+    "text": "language",
+}
 
 
 def make_task(name: str, dataset: Dataset, *, label_smoothing: float = 0.0) -> Task:
@@ -93,10 +100,13 @@ def make_task(name: str, dataset: Dataset, *, label_smoothing: float = 0.0) -> T
     Args:
         name: One of `TASKS`, or `auto` to go by what the targets of the data are.
         dataset: What to learn from.
-        label_smoothing: Part of the weight of the true class that all classes share (Szegedy et al., 2016).
+        label_smoothing: Part of the weight of the true class that all classes share (Szegedy et
+            al., 2016).
     """
     choose("task", name, [*TASKS, "auto"])
-    return TASKS[_AUTO[dataset.task] if name == "auto" else name].for_dataset(dataset, float(label_smoothing))
+    return TASKS[_AUTO[dataset.task] if name == "auto" else name].for_dataset(
+        dataset, float(label_smoothing)
+    )
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,10 @@ class _CrossEntropy(Task):
     def __post_init__(self) -> None:
         require_count(f"{type(self).__name__}.classes", self.classes)
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"{type(self).__name__}.label_smoothing must be in [0, 1); got {self.label_smoothing}.")
+            raise ValueError(
+                f"{type(self).__name__}.label_smoothing must be in [0, 1); got "
+                f"{self.label_smoothing}."
+            )
 
     @abstractmethod
     def _move(self, output: Tensor) -> Tensor:
@@ -118,7 +131,9 @@ class _CrossEntropy(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         losses = self._losses(output, target, self.label_smoothing)
-        return losses.sum() / max(self.weight(target), 1.0)  # nothing that counts: a loss and a gradient of zero
+        return losses.sum() / max(
+            self.weight(target), 1.0
+        )  # nothing that counts: a loss and a gradient of zero
 
     def weight(self, target: Tensor) -> float:
         return float(target.numel() if self.ignore is None else (target != self.ignore).sum())
@@ -131,18 +146,33 @@ class _CrossEntropy(Task):
             raise self._fail("target", "hold whole numbers", target.dtype)
         moved = self._move(output) if output.dim() == target.dim() + 1 else output
         if moved.shape != (*target.shape, self.classes):
-            sizes = f"{self.classes} numbers for each of {' x '.join(map(str, target.shape))} targets"
-            raise self._fail("output", f"have {sizes}", f"shape {tuple(output.shape)}", "Make the model with as many classes.")
+            sizes = (
+                f"{self.classes} numbers for each of {' x '.join(map(str, target.shape))} targets"
+            )
+            raise self._fail(
+                "output",
+                f"have {sizes}",
+                f"shape {tuple(output.shape)}",
+                "Make the model with as many classes.",
+            )
         known = target if self.ignore is None else target[target != self.ignore]
         if known.numel() and (int(known.min()) < 0 or int(known.max()) >= self.classes):
-            raise self._fail("target", f"be in 0 to {self.classes - 1}", f"{int(known.min())} to {int(known.max())}")
+            raise self._fail(
+                "target",
+                f"be in 0 to {self.classes - 1}",
+                f"{int(known.min())} to {int(known.max())}",
+            )
 
     def _losses(self, output: Tensor, target: Tensor, smoothing: float) -> Tensor:
         """Cross-entropies, one for each target, zero where it is ignored."""
         logits = self._move(output).reshape(-1, self.classes)
         ignore = -100 if self.ignore is None else self.ignore
         return functional.cross_entropy(
-            _full(logits), target.reshape(-1).long(), ignore_index=ignore, reduction="none", label_smoothing=smoothing
+            _full(logits),
+            target.reshape(-1).long(),
+            ignore_index=ignore,
+            reduction="none",
+            label_smoothing=smoothing,
         )
 
 
@@ -166,7 +196,9 @@ class Classification(_CrossEntropy):
 
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
-        _require_data(cls.name, dataset, ("classification", "arrays"), "have one label for each sample")
+        _require_data(
+            cls.name, dataset, ("classification", "arrays"), "have one label for each sample"
+        )
         return cls(len(dataset.classes), ignore=dataset.ignore, label_smoothing=label_smoothing)
 
     def score(self) -> Score:
@@ -182,9 +214,10 @@ class Classification(_CrossEntropy):
 class Segmentation(_CrossEntropy):
     """One class for each pixel, by cross-entropy.
 
-    With the counts of right (`TP`), wrongly found (`FP`) and missed (`FN`) pixels of each class over the whole data set, the scores
-    are `miou`, the mean of `TP / (TP + FP + FN)` over the classes in truth or prediction; `macc`, the mean of `TP / (TP + FN)` over
-    the classes in truth; `aacc`, the part of all pixels that is right. Ignored pixels are left out.
+    With the counts of right (`TP`), wrongly found (`FP`) and missed (`FN`) pixels of each class
+    over the whole data set, the scores are `miou`, the mean of `TP / (TP + FP + FN)` over the
+    classes in truth or prediction; `macc`, the mean of `TP / (TP + FN)` over the classes in truth;
+    `aacc`, the part of all pixels that is right. Ignored pixels are left out.
 
     Args:
         classes: How many there are.
@@ -251,8 +284,9 @@ class LanguageModelling(_CrossEntropy):
 class BinaryRegression(Task):
     """Two classes as the numbers -1 and 1, by the square loss; scored by the part with the right sign (`accuracy`).
 
-    The loss is the mean of `(f(x) - y)^2 / 2` over samples: the objective of Gao et al. (2022, eq. 5, with the gradients of
-    eqs. 10 to 13) divided by their number. The paper leaves open which numbers stand for its two classes.
+    The loss is the mean of `(f(x) - y)^2 / 2` over samples: the objective of Gao et al. (2022, eq.
+    5, with the gradients of eqs. 10 to 13) divided by their number. The paper leaves open which
+    numbers stand for its two classes.
 
     Shape:
         Outputs (batch, 1) or (batch,), targets (batch,), classes 0 and 1.
@@ -264,10 +298,13 @@ class BinaryRegression(Task):
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
         _refuse_smoothing(cls.name, label_smoothing)
-        _require_data(cls.name, dataset, ("classification", "arrays"), "have one label for each sample")
+        _require_data(
+            cls.name, dataset, ("classification", "arrays"), "have one label for each sample"
+        )
         if len(dataset.classes) != 2:
             raise ValueError(
-                f"The data of task {cls.name!r} must have two classes; got {len(dataset.classes)} in {dataset.name!r}. "
+                f"The data of task {cls.name!r} must have two classes; got "
+                f"{len(dataset.classes)} in {dataset.name!r}. "
                 "Select two of them, or choose task 'classification'."
             )
         return cls()
@@ -288,9 +325,15 @@ class BinaryRegression(Task):
             or target.dim() != 1
             or (len(target) and not 0 <= int(target.min()) <= int(target.max()) <= 1)
         ):
-            raise self._fail("target", "be classes 0 and 1, shape (batch,)", f"{target.dtype} of shape {tuple(target.shape)}")
+            raise self._fail(
+                "target",
+                "be classes 0 and 1, shape (batch,)",
+                f"{target.dtype} of shape {tuple(target.shape)}",
+            )
         if output.shape not in ((len(target), 1), (len(target),)):
-            raise self._fail("output", "have one number for each sample", f"shape {tuple(output.shape)}")
+            raise self._fail(
+                "output", "have one number for each sample", f"shape {tuple(output.shape)}"
+            )
 
 
 @final
@@ -299,8 +342,9 @@ class BinaryRegression(Task):
 class Restoration(Task):
     """A clean picture from a damaged one, by the mean square error of all pixels and channels.
 
-    The score `psnr` is `-10 log10(mse)` dB of each picture, for values in [0, 1], averaged over pictures. An error below 1e-10
-    counts as 1e-10, so that exact pictures have 100 dB and not infinitely many.
+    The score `psnr` is `-10 log10(mse)` dB of each picture, for values in [0, 1], averaged over
+    pictures. An error below 1e-10 counts as 1e-10, so that exact pictures have 100 dB and not
+    infinitely many.
 
     Shape:
         Outputs and targets (batch, channels, height, width).
@@ -314,7 +358,8 @@ class Restoration(Task):
         _refuse_smoothing(cls.name, label_smoothing)
         if dataset.task == "text" or len(dataset.shape) != 3:
             raise ValueError(
-                f"The data of task {cls.name!r} must be pictures; got {dataset.task} of shape {dataset.shape} in {dataset.name!r}."
+                f"The data of task {cls.name!r} must be pictures; got {dataset.task} of shape "
+                f"{dataset.shape} in {dataset.name!r}."
             )
         return cls()
 
@@ -332,10 +377,17 @@ class Restoration(Task):
         if not target.is_floating_point() or target.dim() != 4:
             got = f"{target.dtype} of shape {tuple(target.shape)}"
             raise self._fail(
-                "target", "be clean pictures of floats", got, "Set data.noise, or put AddNoise(sigma) into the transform."
+                "target",
+                "be clean pictures of floats",
+                got,
+                "Set data.noise, or put AddNoise(sigma) into the transform.",
             )
         if output.shape != target.shape:
-            raise self._fail("output", f"have the shape {tuple(target.shape)} of the targets", tuple(output.shape))
+            raise self._fail(
+                "output",
+                f"have the shape {tuple(target.shape)} of the targets",
+                tuple(output.shape),
+            )
 
 
 def _full(output: Tensor) -> Tensor:
@@ -350,11 +402,14 @@ def _decibels(output: Tensor, target: Tensor) -> Tensor:
 def _refuse_smoothing(name: str, label_smoothing: float) -> None:
     if label_smoothing:
         raise ValueError(
-            f"make_task.label_smoothing must be 0 for task {name!r}, which has no cross-entropy; got {label_smoothing}."
+            f"make_task.label_smoothing must be 0 for task {name!r}, which has no "
+            f"cross-entropy; got {label_smoothing}."
         )
 
 
 def _require_data(name: str, dataset: Dataset, kinds: tuple[str, ...], rule: str) -> None:
     if dataset.task not in kinds or not dataset.classes:
         classes = f"{len(dataset.classes)} classes" if dataset.task in kinds else dataset.task
-        raise ValueError(f"The data of task {name!r} must {rule}; got {classes} in {dataset.name!r}.")
+        raise ValueError(
+            f"The data of task {name!r} must {rule}; got {classes} in {dataset.name!r}."
+        )

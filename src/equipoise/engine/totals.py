@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.engine.solves import Solves, Tally, steps_and_status
-from equipoise.engine.task import Score, Task
+from equipoise.engine.score import Score
+from equipoise.engine.solve_monitor import Solves, Tally, steps_and_status
+from equipoise.engine.task import Task
 
 __all__ = ["Totals"]
 
@@ -58,7 +59,9 @@ class Totals:
     @property
     def failed(self) -> int:
         """How many solves of single samples, forward and backward, missed their tolerance."""
-        return sum(int(self.vector[part][2:].sum()) for part in (FORWARD, BACKWARD))  # after the steps and the converged ones
+        return sum(
+            int(self.vector[part][2:].sum()) for part in (FORWARD, BACKWARD)
+        )  # after the steps and the converged ones
 
     def clear(self) -> None:
         """Forget everything."""

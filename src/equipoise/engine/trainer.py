@@ -21,13 +21,13 @@ from equipoise.engine.interrupt import Interrupted, interruptible
 from equipoise.engine.log import MetricLog, require_tensorboard
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress, shown_by
-from equipoise.engine.settings import Optimizer, Schedule, Train
-from equipoise.engine.snapshot import RunState
-from equipoise.engine.solves import Solves, operator_norms
+from equipoise.engine.run_state import RunState
+from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
+from equipoise.engine.solve_monitor import Solves, operator_norms
 from equipoise.engine.summary import Summary
 from equipoise.engine.task import Task
 from equipoise.engine.totals import Totals
-from equipoise.layers import OptEqCell, project_after
+from equipoise.families.opteq.cell import OptEqCell, project_norms_after
 from equipoise.models import Network
 
 __all__ = ["Trainer"]
@@ -39,12 +39,13 @@ SLOWER = "lower optimizer.learning_rate or set train.clip"
 class Trainer:
     """Trains a model on a task.
 
-    A step whose forward or backward solve diverged or met NaN, or whose loss or gradient is not finite, is skipped: weights,
-    buffers, averages and the optimiser stay as they were, bit for bit. Ten skipped in a row end the run with a
-    `ConvergenceError` that says why.
+    A step whose forward or backward solve diverged or met NaN, or whose loss or gradient is not
+    finite, is skipped: weights, buffers, averages and the optimiser stay as they were, bit for bit.
+    Ten skipped in a row end the run with a `ConvergenceError` that says why.
 
-    With a folder, the run writes `metrics.jsonl`, `checkpoints/` and `model.safetensors` there, and `fit(resume=True)` goes on
-    from the last checkpoint as if it had never stopped, in the middle of an epoch too.
+    With a folder, the run writes `metrics.jsonl`, `checkpoints/` and `model.safetensors` there, and
+    `fit(resume=True)` goes on from the last checkpoint as if it had never stopped, in the middle of
+    an epoch too.
 
     Args:
         model: What to train.
@@ -70,9 +71,9 @@ class Trainer:
         test: Dataset | None = None,
         *,
         held_out: bool = False,
-        settings: Train | None = None,
-        optimizer: Optimizer | None = None,
-        schedule: Schedule | None = None,
+        settings: TrainConfig | None = None,
+        optimizer: OptimizerConfig | None = None,
+        schedule: ScheduleConfig | None = None,
         transform: Transform | None = None,
         test_transform: Transform | None = None,
         folder: Path | None = None,
@@ -80,35 +81,47 @@ class Trainer:
         progress: Progress | None = None,
     ) -> None:
         self.task, self.train, self.test, self.held_out = task, train, test, held_out
-        self.settings, self.schedule = settings or Train(), schedule or Schedule()
-        self.optimizer_settings = optimizer or Optimizer()
+        self.settings, self.schedule = settings or TrainConfig(), schedule or ScheduleConfig()
+        self.optimizer_settings = optimizer or OptimizerConfig()
         self.transform, self.test_transform = transform, test_transform
         self.group = group or Group()
         self.folder = folder
         self.progress = progress or make_progress(quiet=not self.group.is_main)
         if self.settings.patience and not (test is not None and held_out):
-            raise ValueError("train.patience must come with held-out samples to watch; got none. Set data.holdout.")
+            raise ValueError(
+                "train.patience must come with held-out samples to watch; got none. Set "
+                "data.holdout."
+            )
         if self.settings.batch % self.group.world:
-            raise ValueError(f"train.batch must be a multiple of the {self.group.world} processes; got {self.settings.batch}.")
+            raise ValueError(
+                f"train.batch must be a multiple of the {self.group.world} processes; got "
+                f"{self.settings.batch}."
+            )
         normed = any(isinstance(part, nn.BatchNorm1d) for part in model.modules())
         if normed and len(train) // self.group.world * self.group.world % self.settings.batch == 1:
             raise ValueError(
-                f"train.batch must not leave one sample for the last step, which batch normalisation cannot take; got "
-                f"{self.settings.batch} for {len(train)} samples. Choose another, or another data.subset."
+                "train.batch must not leave one sample for the last step, which batch "
+                "normalisation cannot take; got "
+                f"{self.settings.batch} for {len(train)} samples. Choose another, or another "
+                "data.subset."
             )
         if self.settings.tensorboard:
             require_tensorboard()
         self.share = self.settings.batch // self.group.world  # samples of this process in each step
-        self.steps_per_epoch = batch_count(train, self.share, rank=self.group.rank, world=self.group.world)
+        self.steps_per_epoch = batch_count(
+            train, self.share, rank=self.group.rank, world=self.group.world
+        )
         self.steps = self.steps_per_epoch * self.settings.epochs
 
         self.model = model.to(self.group.device)
         self.wrapped = self.model
         self.optimizer = make_optimizer(model, self.optimizer_settings)
         if any(isinstance(part, OptEqCell) and part.norm == "project" for part in model.modules()):
-            project_after(self.optimizer, model)
+            project_norms_after(self.optimizer, model)
         self.average = Average(model, self.settings.ema) if self.settings.ema else None
-        self.scaler = torch.amp.GradScaler(self.group.device.type, enabled=self.settings.precision == "float16")
+        self.scaler = torch.amp.GradScaler(
+            self.group.device.type, enabled=self.settings.precision == "float16"
+        )
         self.state = RunState(model, self.optimizer, self.average, self.scaler, task)
         self.place = self.state.place
         self.solves = Solves(model)
@@ -125,14 +138,18 @@ class Trainer:
         """
         settings, place, group = self.settings, self.place, self.group
         if self.began:
-            raise ValueError("Trainer.fit must be called once; got a second call. Make a new Trainer to go on, with resume=True.")
+            raise ValueError(
+                "Trainer.fit must be called once; got a second call. Make a new Trainer to go "
+                "on, with resume=True."
+            )
         self.began = True
         with ExitStack() as stack:
             if settings.flush_denormals and group.device.type == "cpu":
                 stack.enter_context(flush_denormals())
             torch.manual_seed(settings.seed + group.rank)
             self._restore(resume=resume)
-            # State is in place before anything is wrapped or differentiated: later, copies of it would go their own ways.
+            # State is in place before anything is wrapped or differentiated: later, copies of it
+            # would go their own ways.
             self.wrapped = group.wrap(self.model)
             log = stack.enter_context(self._open_log())
             log.truncate(place.log)
@@ -144,7 +161,9 @@ class Trainer:
             self.saved = time.monotonic()
             self.started = self.saved - place.seconds
             samples, busy = 0, 0.0
-            while place.epoch < settings.epochs and not (settings.patience and place.waited >= settings.patience):
+            while place.epoch < settings.epochs and not (
+                settings.patience and place.waited >= settings.patience
+            ):
                 epoch = batches(
                     self.train,
                     self.share,
@@ -153,7 +172,9 @@ class Trainer:
                     transform=self.transform,
                     rank=group.rank,
                     world=group.world,
-                    start=min(place.batch, self.steps_per_epoch),  # more processes may leave out the last, short batch
+                    start=min(
+                        place.batch, self.steps_per_epoch
+                    ),  # more processes may leave out the last, short batch
                 )
                 since = time.monotonic()
                 for x, y in epoch:
@@ -164,10 +185,15 @@ class Trainer:
                     if line is not None:
                         log.write({**line, "samples_per_second": samples / busy})
                         samples, busy = 0, 0.0
-                    if place.row >= settings.failures:
-                        raise ConvergenceError(f"{place.row} steps in a row were skipped, up to step {place.step}: {self.reason}")
+                    if place.skipped_in_a_row >= settings.failures:
+                        raise ConvergenceError(
+                            f"{place.skipped_in_a_row} steps in a row were skipped, up to "
+                            f"step {place.step}: {self.reason}"
+                        )
                     # Processes must agree on when to save and when to stop.
-                    wish = group.max(2.0 if told.is_set() else float(group.is_main and self._save_is_due()))
+                    wish = group.max(
+                        2.0 if told.is_set() else float(group.is_main and self._save_is_due())
+                    )
                     if wish:
                         self._save(log)
                     if wish == 2:
@@ -185,10 +211,17 @@ class Trainer:
         name = getattr(self.model, "name", type(self.model).__name__)
         weights = sum(weight.numel() for weight in self.model.parameters())
         where = f", kept in {self.folder}" if self.folder else ""
-        return f"{name} with {weights:,} parameters on {len(self.train):,} samples of {self.train.name}{where}"
+        return (
+            f"{name} with {weights:,} parameters on {len(self.train):,} samples of "
+            f"{self.train.name}{where}"
+        )
 
     def _interrupted(self) -> Interrupted:
-        kept = "a checkpoint was written" if self.folder else "nothing was kept, since it has no folder"
+        kept = (
+            "a checkpoint was written"
+            if self.folder
+            else "nothing was kept, since it has no folder"
+        )
         return Interrupted(f"the run was interrupted at step {self.place.step}; {kept}")
 
     def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
@@ -205,12 +238,15 @@ class Trainer:
             output = self.wrapped(x)
         self.task.check(output, y)
         loss, weight = self.task.loss(output, y), self.task.weight(y)
-        # Gradients are averaged over processes: where their shares differ, each loss counts by its own.
+        # Gradients are averaged over processes: where their shares differ, each loss counts by its
+        # own.
         whole = group.sum(torch.tensor(weight, dtype=torch.float64)).item()
         share = weight * group.world / whole if whole else 1.0
         self.scaler.scale(loss if share == 1 else loss * share).backward()  # type: ignore[no-untyped-call]
         self.scaler.unscale_(self.optimizer)
-        length = nn.utils.get_total_norm([each.grad for each in self.model.parameters() if each.grad is not None])
+        length = nn.utils.get_total_norm(
+            [each.grad for each in self.model.parameters() if each.grad is not None]
+        )
 
         self.reason, serious = self._unsound(loss, length)
         verdict = group.max(2.0 if serious else float(bool(self.reason)))
@@ -241,10 +277,14 @@ class Trainer:
         place.batch += 1
         place.skipped += skip
         place.epoch_skipped += skip
-        place.row = place.row + (verdict == 2) if skip else 0
+        place.skipped_in_a_row = place.skipped_in_a_row + (verdict == 2) if skip else 0
         line = totals.line()
-        self.progress.step(place.step, place.epoch, {**line, "skipped": place.skipped, "failed": self.state.epoch.failed})
-        if skip and place.row <= 1:
+        self.progress.step(
+            place.step,
+            place.epoch,
+            {**line, "skipped": place.skipped, "failed": self.state.epoch.failed},
+        )
+        if skip and place.skipped_in_a_row <= 1:
             self.progress.note(f"step {place.step} was skipped: {self.reason}")
         if not skip and place.step % settings.log_every and place.step != 1:
             return None
@@ -255,26 +295,39 @@ class Trainer:
             **line,
             "learning_rate": rate,
             "gradient_norm": length.item(),
-            "forward_residual": group.max(self.solves.forward.residual) if self.solves.layers else None,
-            "backward_residual": group.max(self.solves.backward.residual) if self.solves.layers else None,
+            "forward_residual": group.max(self.solves.forward.residual)
+            if self.solves.layers
+            else None,
+            "backward_residual": group.max(self.solves.backward.residual)
+            if self.solves.layers
+            else None,
             "skipped": skip,
         }
 
     def _rate(self, step: int) -> float:
         """Return the learning rate of a step."""
-        return self.optimizer_settings.learning_rate * self.schedule.factor(step, self.steps, self.steps_per_epoch)
+        return self.optimizer_settings.learning_rate * self.schedule.factor(
+            step, self.steps, self.steps_per_epoch
+        )
 
     def _unsound(self, loss: Tensor, length: Tensor) -> tuple[str, bool]:
         """Return why the step must be skipped, nothing if it need not, and whether that is more than a search for a scale."""
         fine = bool(torch.isfinite(loss)) and not self.solves.forward_failed
-        if fine and not torch.isfinite(length) and self.scaler.is_enabled() and self.scaler.get_scale() > 1:
+        if (
+            fine
+            and not torch.isfinite(length)
+            and self.scaler.is_enabled()
+            and self.scaler.get_scale() > 1
+        ):
             return "the gradient overflowed float16; its scale was halved.", False
         if self.solves.failure:
             return self.solves.failure, True
         if not torch.isfinite(loss):
             return f"the loss was {loss.item()}; {SLOWER}, and look for NaN in the data.", True
         if not torch.isfinite(length):
-            lower = "" if self.settings.precision == "float32" else ", or set train.precision=float32"
+            lower = (
+                "" if self.settings.precision == "float32" else ", or set train.precision=float32"
+            )
             return f"the gradient was not finite; {SLOWER}{lower}.", True
         return "", False
 
@@ -284,15 +337,27 @@ class Trainer:
         line = self.state.epoch.line()
         with self.average.applied() if self.average else nullcontext():
             scores = self.evaluate(self.test) if self.test is not None else None
-            better = place.judge(scores.metrics[self.task.metric] if scores else None, higher=self.task.higher_is_better)
+            better = place.judge(
+                scores.metrics[self.task.metric] if scores else None,
+                higher=self.task.higher_is_better,
+            )
             if better or not settings.patience or not place.test:
                 place.test = scores.to_dict() if scores else {}
-                place.confusion = scores.confusion.tolist() if scores and scores.confusion is not None else None
+                place.confusion = (
+                    scores.confusion.tolist() if scores and scores.confusion is not None else None
+                )
                 if settings.patience:
                     self.state.keep()
                 if self.folder and self.group.is_main:
-                    state = {"epoch": place.epoch + 1, "step": place.step, name: place.test, "data": self.train.about()}
-                    write_checkpoint(self.folder / "model.safetensors", self.model.state_dict(), state)
+                    state = {
+                        "epoch": place.epoch + 1,
+                        "step": place.step,
+                        name: place.test,
+                        "data": self.train.about(),
+                    }
+                    write_checkpoint(
+                        self.folder / "model.safetensors", self.model.state_dict(), state
+                    )
             norms = operator_norms(self.model)
         place.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = time.monotonic() - self.started - place.epoch_seconds
@@ -303,11 +368,17 @@ class Trainer:
             "learning_rate": self._rate(place.step - 1),
             "train": place.train,
             **({name: scores.to_dict()} if scores else {}),
-            **{key: line[key] for key in ("forward_steps", "backward_steps", "forward_status", "backward_status")},
+            **{
+                key: line[key]
+                for key in ("forward_steps", "backward_steps", "forward_status", "backward_status")
+            },
             "skipped": place.epoch_skipped,
             "operator_norms": norms,
             "seconds": seconds,
-            "samples_per_second": len(self.train) // self.group.world * self.group.world / place.busy,
+            "samples_per_second": len(self.train)
+            // self.group.world
+            * self.group.world
+            / place.busy,
         }
         log.write(whole)
         self.progress.epoch(place.epoch, whole)
@@ -344,7 +415,8 @@ class Trainer:
             epochs=place.epoch,
             steps=place.step,
             seconds=time.monotonic() - self.started,
-            parameters=counts or {"total": sum(weight.numel() for weight in self.model.parameters())},
+            parameters=counts
+            or {"total": sum(weight.numel() for weight in self.model.parameters())},
             metric=self.task.metric,
             train=place.train,
             validation=place.test if self.held_out else {},
@@ -361,14 +433,19 @@ class Trainer:
     def _open_log(self) -> MetricLog:
         if self.folder is None or not self.group.is_main:
             return MetricLog(None)
-        return MetricLog(self.folder / "metrics.jsonl", self.folder / "tensorboard" if self.settings.tensorboard else None)
+        return MetricLog(
+            self.folder / "metrics.jsonl",
+            self.folder / "tensorboard" if self.settings.tensorboard else None,
+        )
 
     def _save_is_due(self) -> bool:
         settings = self.settings
         if self.folder is None:
             return False
         late = time.monotonic() - self.saved > 60 * settings.checkpoint_minutes
-        return late or bool(settings.checkpoint_steps and self.place.step % settings.checkpoint_steps == 0)
+        return late or bool(
+            settings.checkpoint_steps and self.place.step % settings.checkpoint_steps == 0
+        )
 
     def _save(self, log: MetricLog) -> None:
         """Write a checkpoint, if the run has a folder."""
@@ -380,7 +457,9 @@ class Trainer:
             self.place.seconds = time.monotonic() - self.started
         tensors, place = self.state.pack(self.group)
         if self.group.is_main:
-            self.checkpoints.save(self.place.step, tensors, {"place": place, "run": self._identity()})
+            self.checkpoints.save(
+                self.place.step, tensors, {"place": place, "run": self._identity()}
+            )
         self.saved = time.monotonic()
 
     def _restore(self, *, resume: bool) -> None:
@@ -391,7 +470,10 @@ class Trainer:
             return
         if not resume:
             if self.group.is_main and any((self.folder / "checkpoints").glob("*")):
-                raise ValueError(f"{self.folder}: holds a run already. Pass resume=True to go on with it, or another folder.")
+                raise ValueError(
+                    f"{self.folder}: holds a run already. Pass resume=True to go on with it, "
+                    "or another folder."
+                )
             return
         if self.group.is_main:
             self.checkpoints.clean()
@@ -404,19 +486,43 @@ class Trainer:
             except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(stored.path, error) from error
             if self.group.is_main:
-                self.checkpoints.prune(stored.step)  # as the run would have, had it not been killed after it wrote the last one
+                self.checkpoints.prune(
+                    stored.step
+                )  # as the run would have, had it not been killed after it wrote the last one
         if self.group.any(self.group.max(float(self.place.step)) != self.place.step):
-            raise ValueError(f"{self.folder}: must be a folder that all processes share, to resume; they found different ones.")
+            raise ValueError(
+                f"{self.folder}: must be a folder that all processes share, to resume; they "
+                "found different ones."
+            )
 
     def _identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with to be gone on from."""
-        train = {name: value for name, value in asdict(self.settings).items() if name not in Train.free}
-        parts = {"train": train, "optimizer": asdict(self.optimizer_settings), "schedule": asdict(self.schedule)}
-        flat = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+        train = {
+            name: value
+            for name, value in asdict(self.settings).items()
+            if name not in TrainConfig.free
+        }
+        parts = {
+            "train": train,
+            "optimizer": asdict(self.optimizer_settings),
+            "schedule": asdict(self.schedule),
+        }
+        flat = {
+            f"{part}.{name}": value
+            for part, values in parts.items()
+            for name, value in values.items()
+        }
         # As it is read back: tuples become lists.
         return json.loads(json.dumps({**flat, "the number of training samples": len(self.train)}))  # type: ignore[no-any-return]
 
 
 def _difference(kept: dict[str, Any], own: dict[str, Any]) -> str:
     """The first thing in which two identities differ; nothing if they agree."""
-    return next((name for name in sorted({*kept, *own}) if kept.get(name, MISSING) != own.get(name, MISSING)), "")
+    return next(
+        (
+            name
+            for name in sorted({*kept, *own})
+            if kept.get(name, MISSING) != own.get(name, MISSING)
+        ),
+        "",
+    )

@@ -2,7 +2,7 @@
 
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import Implicit
-from equipoise.gradients.penalty import frobenius_penalty, spectral_radius
+from equipoise.gradients.penalty import frobenius_penalty
 from equipoise.gradients.phantom import JacobianFree, Phantom
 from equipoise.gradients.unrolled import Unrolled
 
@@ -15,5 +15,4 @@ __all__ = [
     "Plan",
     "Unrolled",
     "frobenius_penalty",
-    "spectral_radius",
 ]

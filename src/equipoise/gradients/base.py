@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from equipoise.core.registry import Registry
-from equipoise.solvers.base import Solution, Solver, Stop
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.problem import Equation, MapProblem
+from equipoise.solvers.protocol import Solution, Solver, Stop
 
 __all__ = ["GRADIENTS", "Gradient", "Plan"]
 
@@ -27,7 +27,8 @@ class Plan:
         report: Called with the forward solution.
         report_adjoint: Called with the solution of each adjoint equation and its stopping rule.
         inspect: Called with a recorded step and the tensors that it may depend on.
-        lipschitz: A bound of the equation's Lipschitz constant in the state, if the cell declares one.
+        lipschitz: A bound of the equation's Lipschitz constant in the state, if the cell declares
+            one.
         trace: Whether to keep the path.
         judged: Steps that were made already; then the plan only looks at its start.
     """
@@ -48,7 +49,9 @@ class Plan:
             solution = judge(MapProblem(self.equation, args), z0, self.stop, self.judged)
             self.report(solution)
             return z0
-        solution = run(MapProblem(self.equation, args), z0, self.solver, self.stop, trace=self.trace)
+        solution = run(
+            MapProblem(self.equation, args), z0, self.solver, self.stop, trace=self.trace
+        )
         self.report(solution)
         value: Tensor = solution.value
         return value

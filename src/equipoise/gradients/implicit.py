@@ -11,14 +11,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from equipoise.core.eager import full_precision, is_wrapped
-from equipoise.core.require import require_count, require_positive
+from equipoise.core.transforms import full_precision, is_wrapped
 from equipoise.core.tree import row_norm, shares_memory
+from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.solvers.auto import pick_adjoint
-from equipoise.solvers.base import SOLVERS, Solver, Status, Stop
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem
+from equipoise.solvers.protocol import SOLVERS, Solver, Status, Stop
 
 __all__ = ["Implicit", "find_detached"]
 
@@ -29,12 +29,15 @@ __all__ = ["Implicit", "find_detached"]
 class Implicit(Gradient):
     """Solve the adjoint equation `v = J^T v + g` at the equilibrium and pull `v` back through one step (Bai et al., 2019).
 
-    Exact up to the tolerance of the two solves, in constant memory. The adjoint equation is an equilibrium itself, so its own
-    derivatives follow in the same way, and second and higher derivatives are exact too. Forward mode solves `t = J t + d`.
+    Exact up to the tolerance of the two solves, in constant memory. The adjoint equation is an
+    equilibrium itself, so its own derivatives follow in the same way, and second and higher
+    derivatives are exact too. Forward mode solves `t = J t + d`.
 
     Args:
-        solver: A solver or its name; `auto` picks from what the cell declares (see `equipoise.solvers.auto`).
-        tolerance: Residual relative to the larger of `|v|` and `|g|`; by default the forward solve's tolerance.
+        solver: A solver or its name; `auto` picks from what the cell declares (see
+            `equipoise.solvers.auto`).
+        tolerance: Residual relative to the larger of `|v|` and `|g|`; by default the forward
+            solve's tolerance.
         max_steps: Steps at most; by default the forward solve's.
     """
 
@@ -116,13 +119,18 @@ class _Linear(_Task):
         )
         unit = _unit(d)
         d = d if unit is None else d / unit
-        start = d.new_zeros(1, 1).expand_as(d)  # from zero, where the map is known; and zero takes no memory
-        solution = run(Affine(problem, z, local, d, transpose=self.transpose), start, solver, stop, f=d)
+        start = d.new_zeros(1, 1).expand_as(
+            d
+        )  # from zero, where the map is known; and zero takes no memory
+        solution = run(
+            Affine(problem, z, local, d, transpose=self.transpose), start, solver, stop, f=d
+        )
         plan.report_adjoint(solution, stop)
         value: Tensor = solution.value
         failed = ~solution.converged
         if failed.any():
-            # A failed solve must not pass for a vanishing gradient: use the first term of the series, or NaN if nothing is finite.
+            # A failed solve must not pass for a vanishing gradient: use the first term of the
+            # series, or NaN if nothing is finite.
             idle = failed & (value == 0).all(dim=1)
             value = torch.where(idle[:, None], d, value)
             lost = solution.status == Status.NONFINITE
@@ -134,7 +142,9 @@ def _unit(d: Tensor) -> Tensor | None:
     """The largest entry of each row if the squares of some row would underflow or overflow, else nothing."""
     limits = torch.finfo(d.dtype)
     size = row_norm(d)
-    if not d.shape[1] or bool(((size > limits.tiny**0.5 / limits.eps) & (size < limits.max**0.5 * limits.eps)).all()):
+    if not d.shape[1] or bool(
+        ((size > limits.tiny**0.5 / limits.eps) & (size < limits.max**0.5 * limits.eps)).all()
+    ):
         return None
     largest = d.abs().amax(dim=1, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
@@ -145,9 +155,9 @@ class _LinearEquation(Equation):
         self.base = base
         self.transpose = transpose
         self.rows = (True, True, *base.rows)
-        self.written = frozenset(place + 2 for place in base.written)
+        self.mutable_args = frozenset(place + 2 for place in base.mutable_args)
         self.symmetric = base.symmetric
-        self.droppable = base.droppable
+        self.can_drop_rows = base.can_drop_rows
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         d, z, *rest = args
@@ -169,8 +179,8 @@ class _LinearEquation(Equation):
 class _Solve(torch.autograd.Function):
     """The solution of a task as a differentiable function of everything the equation depends on.
 
-    The tensors are explicit arguments, because a derivative taken at a detached copy forgets that the solution moves with them,
-    which makes second derivatives silently wrong.
+    The tensors are explicit arguments, because a derivative taken at a detached copy forgets that
+    the solution moves with them, which makes second derivatives silently wrong.
     """
 
     @staticmethod
@@ -182,9 +192,12 @@ class _Solve(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         task, _, *args = inputs
         ctx.task = task
-        # A step may write to its buffers (a running statistic, say) between forward and backward; torch would refuse that.
-        written = task.equation.written
-        ctx.buffers = {i: arg for i, arg in enumerate(args) if i in written and not is_wrapped(arg)}
+        # A step may write to its buffers (a running statistic, say) between forward and backward;
+        # torch would refuse that.
+        mutable_args = task.equation.mutable_args
+        ctx.buffers = {
+            i: arg for i, arg in enumerate(args) if i in mutable_args and not is_wrapped(arg)
+        }
         kept = [output, *(arg for i, arg in enumerate(args) if i not in ctx.buffers)]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
@@ -193,10 +206,14 @@ class _Solve(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if torch._C._functorch.is_legacy_batchedtensor(g):
             raise ValueError(
-                "Implicit must see one gradient at a time; got a batch (is_grads_batched=True). Use torch.func.jacrev or vmap."
+                "Implicit must see one gradient at a time; got a batch "
+                "(is_grads_batched=True). Use torch.func.jacrev or vmap."
             )
         z, args = _saved(ctx)
-        wanted = [need and arg.dtype.is_floating_point for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)]
+        wanted = [
+            need and arg.dtype.is_floating_point
+            for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)
+        ]
         pull = _pull_recorded if torch.is_grad_enabled() else _pull
         with full_precision(z.device.type):
             return (None, None, *pull(ctx.task, g, z, args, wanted))
@@ -213,11 +230,16 @@ class _Solve(torch.autograd.Function):
             return find(ctx.task.linearised(transpose=False), torch.zeros_like(z), [d, z, *args])
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], task: _Task, *tensors: Tensor) -> tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], task: _Task, *tensors: Tensor
+    ) -> tuple[Tensor, int]:
         """Members of an ensemble have their own weights, hence their own problems: solve them one after the other."""
         members = []
         for member in range(info.batch_size):
-            z0, *args = (t if d is None else t.select(d, member) for t, d in zip(tensors, in_dims[1:], strict=True))
+            z0, *args = (
+                t if d is None else t.select(d, member)
+                for t, d in zip(tensors, in_dims[1:], strict=True)
+            )
             members.append(find(task, z0, args))
         return torch.stack(members), 0
 
@@ -225,7 +247,10 @@ class _Solve(torch.autograd.Function):
 def _saved(ctx: Any) -> tuple[Tensor, list[Tensor]]:
     z, *rest = ctx.saved_tensors
     found = iter(rest)
-    return z, [ctx.buffers[i] if i in ctx.buffers else next(found) for i in range(len(rest) + len(ctx.buffers))]
+    return z, [
+        ctx.buffers[i] if i in ctx.buffers else next(found)
+        for i in range(len(rest) + len(ctx.buffers))
+    ]
 
 
 # Without this torch parses the signature anew at each call, which costs more than a small cell.
@@ -237,7 +262,9 @@ def _vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[...,
     return value, pull
 
 
-def _push(step: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> Tensor:
+def _push(
+    step: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Tensor:
     """`J t` as the derivative of `u -> J^T u`, because torch cannot nest forward mode in forward mode."""
     value, pull = _vjp(step, *primals)
     _, push = _vjp(pull, torch.zeros_like(value))
@@ -245,7 +272,9 @@ def _push(step: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequ
     return moved
 
 
-def _at(equation: Equation, z: Tensor, args: Sequence[Tensor], places: Sequence[int]) -> Callable[..., Tensor]:
+def _at(
+    equation: Equation, z: Tensor, args: Sequence[Tensor], places: Sequence[int]
+) -> Callable[..., Tensor]:
     """The step at `z` as a function of the arguments in `places` alone."""
 
     def step(*chosen: Tensor) -> Tensor:
@@ -257,18 +286,22 @@ def _at(equation: Equation, z: Tensor, args: Sequence[Tensor], places: Sequence[
     return step
 
 
-def _pull_recorded(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]) -> list[Tensor | None]:
+def _pull_recorded(
+    task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]
+) -> list[Tensor | None]:
     """Pull `g` back to the arguments by operations that can be differentiated again.
 
-    `torch.func.vjp` takes its arguments as independent; `torch.autograd.grad` at the attached solution would count the path through
-    the solution twice.
+    `torch.func.vjp` takes its arguments as independent; `torch.autograd.grad` at the attached
+    solution would count the path through the solution twice.
     """
     v = find(task.linearised(transpose=True), torch.zeros_like(g), [g, z, *args])
     places = [place for place, want in enumerate(wanted) if want]
     pulled: list[Tensor | None] = [None] * len(args)
     if places:
         if not any(is_wrapped(tensor) for tensor in (g, z, *args)):
-            leaves = [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]
+            leaves = [
+                arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)
+            ]
             task.plan.inspect(task.equation.bind(leaves)(z.detach()), leaves)
         _, pull = _vjp(_at(task.equation, z, args, places), *(args[i] for i in places))
         for place, tensor in zip(places, pull(v), strict=True):
@@ -276,14 +309,16 @@ def _pull_recorded(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted
     return pulled
 
 
-def _pull(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]) -> list[Tensor | None]:
+def _pull(
+    task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]
+) -> list[Tensor | None]:
     """Pull `g` back to the arguments, first derivatives only: one recorded step serves the adjoint solve and the pull-back."""
     z = z.detach()
     leaves = [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]
     chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
     problem = MapProblem(task.equation, args)
-    with torch.set_grad_enabled(task.equation.records):
-        local = task.equation.declared(z, leaves if task.equation.records else args)
+    with torch.set_grad_enabled(task.equation.linearize_keeps_graph):
+        local = task.equation.declared(z, leaves if task.equation.linearize_keeps_graph else args)
     if local is None:
         problem = MapProblem(task.equation, leaves)
         local = problem.linearize(z)
@@ -295,7 +330,11 @@ def _pull(task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bo
         with torch.enable_grad():
             recorded = task.equation.bind(leaves)(z)
     task.plan.inspect(recorded, [*chosen, *([] if local.point is None else [local.point])])
-    found = iter(torch.autograd.grad(recorded, chosen, v, allow_unused=True) if recorded.requires_grad else [None] * len(chosen))
+    found = iter(
+        torch.autograd.grad(recorded, chosen, v, allow_unused=True)
+        if recorded.requires_grad
+        else [None] * len(chosen)
+    )
     return [next(found) if want else None for want in wanted]
 
 

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from equipoise.core.require import require_count, require_fraction
+from equipoise.core.validate import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
 
@@ -21,8 +21,8 @@ __all__ = ["JacobianFree", "Phantom"]
 class Phantom(Gradient):
     """Record `steps` damped steps from the detached equilibrium (unrolled phantom gradient; Geng et al., 2021).
 
-    The gradient is `sum_k M^k damping df`, `M = (1 - damping) I + damping J^T`, cut after `steps` terms: a descent
-    direction, not the derivative. Memory grows with `steps`.
+    The gradient is `sum_k M^k damping df`, `M = (1 - damping) I + damping J^T`, cut after `steps`
+    terms: a descent direction, not the derivative. Memory grows with `steps`.
 
     Args:
         steps: Recorded steps.

@@ -8,12 +8,12 @@ from typing import final
 
 from torch import Tensor
 
-from equipoise.core.require import require_count, require_fraction
+from equipoise.core.validate import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.implicit import find_detached
-from equipoise.solvers.base import Point
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.problem import MapProblem
+from equipoise.solvers.protocol import Point
 
 __all__ = ["Unrolled"]
 
@@ -24,9 +24,9 @@ __all__ = ["Unrolled"]
 class Unrolled(Gradient):
     """Make exactly `steps` recorded fixed-point steps from the start, and differentiate through all of them.
 
-    The layer's solver is not used, unless it is `SAM`, which chooses among equilibria: then the recorded steps are its own (OptEq,
-    eq. 12). Memory grows with `steps`. The derivative is that of the iterate, so it is as far from the equilibrium's as the iterate
-    is from the equilibrium.
+    The layer's solver is not used, unless it is `SAM`, which chooses among equilibria: then the
+    recorded steps are its own (OptEq, eq. 12). Memory grows with `steps`. The derivative is that of
+    the iterate, so it is as far from the equilibrium's as the iterate is from the equilibrium.
 
     Args:
         steps: Recorded steps.
@@ -42,10 +42,16 @@ class Unrolled(Gradient):
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
         if plan.trace:
-            raise ValueError("Unrolled keeps no trace; take another gradient strategy to look at the path of a solve.")
-        if plan.solver.exhausts and self.damping != 1:
-            raise ValueError(f"Unrolled.damping must be 1 with {type(plan.solver).__name__}, which averages; got {self.damping}.")
-        solver = plan.solver if plan.solver.exhausts else FixedPoint(self.damping)
+            raise ValueError(
+                "Unrolled keeps no trace; take another gradient strategy to look at the path "
+                "of a solve."
+            )
+        if plan.solver.runs_all_steps and self.damping != 1:
+            raise ValueError(
+                f"Unrolled.damping must be 1 with {type(plan.solver).__name__}, which "
+                f"averages; got {self.damping}."
+            )
+        solver = plan.solver if plan.solver.runs_all_steps else FixedPoint(self.damping)
         problem = MapProblem(plan.equation, args)
         f = problem(z0)
         rule = solver.start(problem, z0, f)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.module_tensors import ModuleTensors
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.core.weights import Weights
 from equipoise.solvers.problem import Equation, Linearization
 
 __all__ = ["Cell", "CellEquation"]
@@ -17,21 +17,24 @@ __all__ = ["Cell", "CellEquation"]
 class Cell(nn.Module):
     """The map of an equilibrium network, `z = step(z, inject(x))`; subclass it and define `inject` and `step`.
 
-    State and context are one tensor or a tree of tensors, batch first. Each sample is its own problem: row `i` of the result
-    depends on row `i` of the state and the context alone, unless the cell declares otherwise. A cell may declare what is known
+    State and context are one tensor or a tree of tensors, batch first. Each sample is its own
+    problem: row `i` of the result depends on row `i` of the state and the context alone, unless the
+        cell declares otherwise. A cell may declare what is known
     about it:
 
     Attributes:
-        symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate gradient and accelerated
-            gradient apply.
-        coupled: The samples of a batch depend on each other, so that the batch is one problem and nothing leaves it.
-        records: When gradients are enabled, its `linearize` also gives `graph`, the value with its whole autograd history down to
-            context and weights, so that the step need not be recorded once more.
+        symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate
+            gradient and accelerated gradient apply.
+        coupled: The samples of a batch depend on each other, so that the batch is one problem and
+            nothing leaves it.
+        linearize_keeps_graph: When gradients are enabled, its `linearize` also gives `graph`, the
+            value with its whole autograd history down to context and weights, so that the step need
+            not be recorded once more.
     """
 
     symmetric: bool = False
     coupled: bool = False
-    records: bool = False
+    linearize_keeps_graph: bool = False
 
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
@@ -42,12 +45,17 @@ class Cell(nn.Module):
 
     def step(self, z: Tree, context: Tree) -> Tree:
         """Return the next state; the same tree, shapes, dtype and device as `z`."""
-        raise NotImplementedError(f"{type(self).__name__} must define step(z, context).")  # abstract
+        raise NotImplementedError(
+            f"{type(self).__name__} must define step(z, context)."
+        )  # abstract
 
     def initial(self, x: Tree, context: Tree) -> Tree:
         """Return where a solve starts. By default zeros like the context, which must then be one tensor."""
         if not isinstance(context, Tensor):
-            raise ValueError(f"{type(self).__name__}.initial must be defined when inject returns more than one tensor.")
+            raise ValueError(
+                f"{type(self).__name__}.initial must be defined when inject returns more than "
+                "one tensor."
+            )
         return torch.zeros_like(context)
 
     def readout(self, z: Tree, context: Tree) -> Tree:
@@ -64,7 +72,8 @@ class Cell(nn.Module):
     def linearize(self, z: Tree, context: Tree) -> Linearization | None:
         """Return the step linearised at `z`, if the cell can do better than autograd (by keeping its masks, say).
 
-        `value`, `jvp` and `vjp` are on state trees; `take` makes the same for some rows of the batch.
+        `value`, `jvp` and `vjp` are on state trees; `select_rows` makes the same for some rows of
+        the batch.
         """
         return None
 
@@ -86,17 +95,26 @@ class CellEquation(Equation):
 
     layout: Layout
 
-    def __init__(self, cell: Cell, layout: Layout, context: Structure, weights: Weights, lower: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        layout: Layout,
+        context: Structure,
+        weights: ModuleTensors,
+        lower: torch.dtype | None = None,
+    ) -> None:
         self.cell = cell
         self.layout = layout
         self.context = context
         self.weights = weights
         self.symmetric = cell.symmetric
-        self.records = cell.records
-        self.droppable = not cell.coupled
+        self.linearize_keeps_graph = cell.linearize_keeps_graph
+        self.can_drop_rows = not cell.coupled
         self.lower = lower
-        self.written = frozenset(place + len(context.leaves) for place in weights.buffers)
-        self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (False,) * len(weights.tensors)
+        self.mutable_args = frozenset(place + len(context.leaves) for place in weights.buffers)
+        self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (
+            False,
+        ) * len(weights.tensors)
 
     def _split(self, args: Sequence[Tensor]) -> tuple[Tree, Sequence[Tensor]]:
         count = len(self.context.leaves)
@@ -109,7 +127,9 @@ class CellEquation(Equation):
         # Compiled modules cannot be differentiated twice; `step` is not compiled with its module.
         return None if self.cell._compiled_call_impl is None else self._bind(self.cell.step, args)
 
-    def _bind(self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    def _bind(
+        self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]
+    ) -> Callable[[Tensor], Tensor]:
         context, tensors = self._split(args)
         layout, lower = self.layout, self.lower
 
@@ -123,7 +143,9 @@ class CellEquation(Equation):
         chosen = step if lower is None else step_lower
         return chosen if self.weights.matches(tensors) else self._binding(chosen, tensors)
 
-    def _binding(self, function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    def _binding(
+        self, function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]
+    ) -> Callable[[Tensor], Tensor]:
         def bound(z: Tensor) -> Tensor:
             with self.weights.bind(tensors):
                 return function(z)
@@ -147,11 +169,13 @@ class CellEquation(Equation):
 
             return on_rows if tensors is None else self._binding(on_rows, tensors)
 
-        take = local.take
+        select_rows = local.select_rows
         return Linearization(
             value=layout.pack(local.value, "Cell.linearize"),
             jvp=flat(local.jvp),
             vjp=flat(local.vjp),
-            take=None if take is None else lambda rows: self._flatten(take(rows), tensors),
+            select_rows=None
+            if select_rows is None
+            else lambda rows: self._flatten(select_rows(rows), tensors),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )

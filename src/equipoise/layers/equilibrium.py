@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.eager import full_precision, is_wrapped, outside_graphs
+from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
+from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.core.weights import Weights, stranger
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation
 from equipoise.solvers.auto import pick_forward
-from equipoise.solvers.base import SOLVERS, Solution, Solver, Stop
-from equipoise.solvers.outcome import OnFailure, Outcomes
+from equipoise.solvers.policy import FailurePolicy, OnFailure
+from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
 from equipoise.solvers.solve import check_context, unpack_solution
 
 __all__ = ["Equilibrium"]
@@ -26,8 +26,9 @@ MAX_STEPS = 100
 class Equilibrium(nn.Module):
     """Return the solution of `z = cell.step(z, cell.inject(x))` for each sample of a batch.
 
-    Under autocast the injection runs in the lower precision; the solve runs in float32 unless the tolerance is ten times coarser
-    than the lower precision, since it could not be reached otherwise.
+    Under autocast the injection runs in the lower precision; the solve runs in float32 unless the
+    tolerance is ten times coarser than the lower precision, since it could not be reached
+    otherwise.
 
     Args:
         cell: What is iterated.
@@ -35,13 +36,15 @@ class Equilibrium(nn.Module):
         gradient: A gradient strategy or its name.
         tolerance: Relative residual to reach, in the forward and the adjoint solve.
         max_steps: Updates at most, likewise.
-        on_failure: What to do when samples do not converge, forward or backward: `raise`, `warn` or `ignore`.
+        on_failure: What to do when samples do not converge, forward or backward: `raise`, `warn` or
+            `ignore`.
         stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
 
     Attributes:
-        last: The last `Solution`, detached; after `backward()` its `adjoint` is that of the adjoint solve.
-        outcomes: Counts of how samples ended since the layer was made.
-        adjoint_outcomes: The same for adjoint solves.
+        last: The last `Solution`, detached; after `backward()` its `adjoint` is that of the adjoint
+            solve.
+        policy: Counts of how samples ended since the layer was made.
+        adjoint_policy: The same for adjoint solves.
     """
 
     def __init__(
@@ -63,13 +66,16 @@ class Equilibrium(nn.Module):
             hint = f"Write {given.__name__}(...)." if isinstance(given, type) else hint
             raise ValueError(f"Equilibrium.cell must be a Cell; got {type(given).__name__}. {hint}")
         if stop is not None and (tolerance, max_steps) != (TOLERANCE, MAX_STEPS):
-            raise ValueError("Equilibrium.stop must be given without tolerance and max_steps, which it contains; got both.")
+            raise ValueError(
+                "Equilibrium.stop must be given without tolerance and max_steps, which it "
+                "contains; got both."
+            )
         self.cell = cell
         self.solver = None if solver == "auto" else SOLVERS.resolve(solver, also=["auto"])
         self.gradient = GRADIENTS.resolve(gradient)
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
-        self.outcomes = Outcomes(on_failure, "Equilibrium")
-        self.adjoint_outcomes = Outcomes(on_failure, "Equilibrium, backward solve")
+        self.policy = FailurePolicy(on_failure, "Equilibrium")
+        self.adjoint_policy = FailurePolicy(on_failure, "Equilibrium, backward solve")
         self.last: Solution | None = None
         self._inspected = False
 
@@ -83,9 +89,14 @@ class Equilibrium(nn.Module):
             trace: Whether to keep the path in `last.trace`.
         """
         if torch.compiler.is_exporting():
-            raise ValueError("Equilibrium cannot be exported by torch.export: how many steps it makes depends on the data.")
+            raise ValueError(
+                "Equilibrium cannot be exported by torch.export: how many steps it makes "
+                "depends on the data."
+            )
         context = Structure(self.cell.inject(x), "Cell.inject")
-        state = Structure(self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state")
+        state = Structure(
+            self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state"
+        )
         device = next((leaf.device.type for leaf in [*context.leaves, *state.leaves]), "cpu")
         lower = None
         if torch.is_autocast_enabled(device):
@@ -94,7 +105,8 @@ class Equilibrium(nn.Module):
             for tree in (context, state):
                 tree.leaves = [_float(leaf) for leaf in tree.leaves]
         if torch.is_inference_mode_enabled():
-            # Newton's method and the cell's own derivatives need recording, which inference tensors refuse.
+            # Newton's method and the cell's own derivatives need recording, which inference tensors
+            # refuse.
             with torch.inference_mode(False), torch.no_grad(), full_precision(device):
                 for tree in (context, state):
                     tree.leaves = [leaf.clone() for leaf in tree.leaves]
@@ -108,22 +120,24 @@ class Equilibrium(nn.Module):
         context = structure.rebuild(structure.leaves)
         return lambda z: self.cell(z, context)
 
-    def _solve(self, structure: Structure, start: Tree, lower: torch.dtype | None, trace: bool) -> Tree:
+    def _solve(
+        self, structure: Structure, start: Tree, lower: torch.dtype | None, trace: bool
+    ) -> Tree:
         self._refuse_coupling()
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
-        weights = Weights(self.cell)
+        weights = ModuleTensors(self.cell)
         made: list[Solution] = []
 
         def report(flat: Solution) -> None:
             made[:] = [unpack_solution(flat, layout)]
             self.last = made[0]
-            self.outcomes.add(flat, self.stop, self.solver.remedy if self.solver else "")
+            self.policy.add(flat, self.stop, self.solver.remedy if self.solver else "")
 
         def report_adjoint(flat: Solution, stop: Stop) -> None:
             if made:
                 made[0].adjoint = unpack_solution(flat, layout)
-            self.adjoint_outcomes.add(flat, stop)
+            self.adjoint_policy.add(flat, stop)
 
         bound = _number(self.cell.lipschitz())
         plan = Plan(
@@ -136,27 +150,35 @@ class Equilibrium(nn.Module):
             lipschitz=bound,
             trace=trace,
         )
-        value = self.gradient.attach(plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors])
+        value = self.gradient.attach(
+            plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors]
+        )
         return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
 
     def _refuse_coupling(self) -> None:
         """Refuse batch normalisation by batch statistics in a cell that does not declare that its samples are coupled."""
         for module in () if self.cell.coupled else self.cell.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or not module.track_running_stats):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+                module.training or not module.track_running_stats
+            ):
                 raise ValueError(
-                    f"{type(self.cell).__name__}.coupled must be True for batch normalisation in training mode, which makes "
-                    "samples depend on each other; got False. Set it, or use GroupNorm or LayerNorm, or call eval()."
+                    f"{type(self.cell).__name__}.coupled must be True for batch normalisation "
+                    "in training mode, which makes "
+                    "samples depend on each other; got False. Set it, or use GroupNorm or "
+                    "LayerNorm, or call eval()."
                 )
 
     def _inspect(self, recorded: Tensor, known: Sequence[Tensor]) -> None:
         """Refuse, once, a step whose gradient would silently lack a tensor."""
         if self._inspected:
             return
-        found = stranger(recorded, known)
+        found = find_untracked_tensor(recorded, known)
         if found is not None:
             raise ValueError(
-                f"{type(self.cell).__name__}.step must use trainable tensors through its attributes or its context; got one of "
-                f"shape {tuple(found.shape)} from elsewhere, whose gradient would be lost. Make it a parameter, an attribute, or "
+                f"{type(self.cell).__name__}.step must use trainable tensors through its "
+                "attributes or its context; got one of "
+                f"shape {tuple(found.shape)} from elsewhere, whose gradient would be lost. "
+                "Make it a parameter, an attribute, or "
                 "part of inject's result."
             )
         self._inspected = True

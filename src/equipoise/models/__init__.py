@@ -1,13 +1,16 @@
 """Whole networks by name: an extractor, an equilibrium layer and a head."""
 
-from equipoise.models.factory import create_model, list_models, model_info, model_options, register_model
+from equipoise.models.factory import (
+    create_model,
+    list_models,
+    model_info,
+    model_options,
+    register_model,
+)
 from equipoise.models.network import Network
-from equipoise.models.opteq import OptEqOptions, SolveOptions
 
 __all__ = [
     "Network",
-    "OptEqOptions",
-    "SolveOptions",
     "create_model",
     "list_models",
     "model_info",

@@ -7,10 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Bottleneck", "convolutional_extractor", "residual_extractor", "residual_stage", "residual_stem"]
+__all__ = [
+    "Bottleneck",
+    "convolutional_extractor",
+    "residual_extractor",
+    "residual_stage",
+    "residual_stem",
+]
 
 
-def convolutional_extractor(in_channels: int, widths: Sequence[int], *, stride: int = 2) -> nn.Sequential:
+def convolutional_extractor(
+    in_channels: int, widths: Sequence[int], *, stride: int = 2
+) -> nn.Sequential:
     """Return 3 x 3 convolutions with batch normalisation and ReLU, after which images are smaller by `stride ** len(widths)`.
 
     Args:
@@ -28,7 +36,8 @@ def convolutional_extractor(in_channels: int, widths: Sequence[int], *, stride: 
 class Bottleneck(nn.Module):
     """The residual block of ResNet-50: `relu(x + B(x))`, `B` convolutions of sides 1, 3 and 1 (He et al., 2016).
 
-    Where the shape changes, `x` goes through a convolution of side 1. The stride is that of the middle convolution.
+    Where the shape changes, `x` goes through a convolution of side 1. The stride is that of the
+    middle convolution.
 
     Args:
         in_channels: Channels of the input.
@@ -46,7 +55,11 @@ class Bottleneck(nn.Module):
         )
         same = in_channels == out_channels and stride == 1
         self.shortcut = (
-            nn.Identity() if same else nn.Sequential(*_convolution(in_channels, out_channels, 1, stride=stride, activate=False))
+            nn.Identity()
+            if same
+            else nn.Sequential(
+                *_convolution(in_channels, out_channels, 1, stride=stride, activate=False)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,10 +69,14 @@ class Bottleneck(nn.Module):
 
 def residual_stem(in_channels: int = 3) -> nn.Sequential:
     """Return what ResNets begin with: a convolution of side 7 to 64 channels and a maximum, each of stride 2."""
-    return nn.Sequential(*_convolution(in_channels, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1))
+    return nn.Sequential(
+        *_convolution(in_channels, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
+    )
 
 
-def residual_stage(in_channels: int, width: int, out_channels: int, blocks: int, stride: int = 1) -> nn.Sequential:
+def residual_stage(
+    in_channels: int, width: int, out_channels: int, blocks: int, stride: int = 1
+) -> nn.Sequential:
     """Return a stage of a ResNet: bottlenecks, of which the first changes the shape.
 
     Args:
@@ -70,14 +87,16 @@ def residual_stage(in_channels: int, width: int, out_channels: int, blocks: int,
         stride: How much the image shrinks.
     """
     first = Bottleneck(in_channels, width, out_channels, stride)
-    return nn.Sequential(first, *(Bottleneck(out_channels, width, out_channels) for _ in range(blocks - 1)))
+    return nn.Sequential(
+        first, *(Bottleneck(out_channels, width, out_channels) for _ in range(blocks - 1))
+    )
 
 
 def residual_extractor(widening: int, width: int, blocks: int) -> nn.Sequential:
     """Return the stem and the first two stages of ResNet-50, and further bottlenecks at their last shape: 512 channels, an eighth.
 
-    The stages themselves have 1.4 M parameters (4.1 M if wide); the further blocks make up the published size of the extractor
-    (OptEq, Table 6).
+    The stages themselves have 1.4 M parameters (4.1 M if wide); the further blocks make up the
+    published size of the extractor (OptEq, Table 6).
 
     Args:
         widening: Factor of the stages' widths 64 and 128: 1 for ResNet-50, 2 for Wide-ResNet-50.
@@ -92,7 +111,9 @@ def residual_extractor(widening: int, width: int, blocks: int) -> nn.Sequential:
     )
 
 
-def _convolution(in_channels: int, out_channels: int, size: int, *, stride: int = 1, activate: bool = True) -> list[nn.Module]:
+def _convolution(
+    in_channels: int, out_channels: int, size: int, *, stride: int = 1, activate: bool = True
+) -> list[nn.Module]:
     """A convolution with batch normalisation and perhaps ReLU, drawn as He et al. (2015) do."""
     convolution = nn.Conv2d(in_channels, out_channels, size, stride, padding=size // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
 
 from equipoise.core.registry import choose
@@ -20,8 +21,9 @@ _BUILDERS: dict[str, Callable[..., Network]] = {}
 def register_model(name: str) -> Callable[[Builder], Builder]:
     """Return a decorator that files a function returning a `Network` under `name`.
 
-    The function's keyword arguments are the model's options, each with a default; `**rest: Unpack[SomeTypedDict]` stands for the
-    keys of the typed dictionary. The first line of its docstring is what `model_info` says.
+    The function's keyword arguments are the model's options, each with a default;
+    `**rest: Unpack[SomeTypedDict]` stands for the keys of the typed dictionary. The first line of
+    its docstring is what `model_info` says.
 
     Args:
         name: The name, as `create_model` takes it.
@@ -29,11 +31,16 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
 
     def add(builder: Builder) -> Builder:
         if name in _BUILDERS:
-            raise ValueError(f"register_model.name must be new; got {name!r}, which is registered already.")
+            raise ValueError(
+                f"register_model.name must be new; got {name!r}, which is registered already."
+            )
         for option in inspect.signature(builder).parameters.values():
-            if option.kind is not option.VAR_KEYWORD and (option.kind is not option.KEYWORD_ONLY or option.default is option.empty):
+            if option.kind is not option.VAR_KEYWORD and (
+                option.kind is not option.KEYWORD_ONLY or option.default is option.empty
+            ):
                 raise ValueError(
-                    f"register_model.builder must have only keyword arguments with defaults; got {option.name!r} of {name!r}. "
+                    "register_model.builder must have only keyword arguments with defaults; "
+                    f"got {option.name!r} of {name!r}. "
                     "Write them after a '*'."
                 )
         _BUILDERS[name] = builder
@@ -64,7 +71,7 @@ def list_models(pattern: str = "*") -> list[str]:
     Args:
         pattern: Shell-style pattern that names must match, such as `opteq-*`.
     """
-    return sorted(name for name in _BUILDERS if fnmatchcase(name, pattern))
+    return sorted(name for name in _builders() if fnmatchcase(name, pattern))
 
 
 def model_info(name: str) -> str:
@@ -87,11 +94,23 @@ def model_options(name: str) -> list[str]:
     for option in inspect.signature(builder).parameters.values():
         if option.kind is option.VAR_KEYWORD:
             rest = get_args(get_type_hints(builder)[option.name])
-            names += [key for keys in rest if is_typeddict(keys) for key in keys.__required_keys__ | keys.__optional_keys__]
+            names += [
+                key
+                for keys in rest
+                if is_typeddict(keys)
+                for key in keys.__required_keys__ | keys.__optional_keys__
+            ]
         else:
             names.append(option.name)
     return sorted(names)
 
 
 def _builder(name: str) -> Callable[..., Network]:
-    return _BUILDERS[choose("model", name, _BUILDERS)]
+    builders = _builders()
+    return builders[choose("model", name, builders)]
+
+
+def _builders() -> dict[str, Callable[..., Network]]:
+    """All builders; families register theirs when they are imported, which nobody else has to know."""
+    import_module("equipoise.families")
+    return _BUILDERS

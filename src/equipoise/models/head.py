@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from equipoise.core.require import require_count
+from equipoise.core.validate import require_count
 
 __all__ = ["ImageHead", "PixelHead", "PooledHead"]
 
@@ -68,8 +68,8 @@ class ImageHead(nn.Module):
 class PixelHead(nn.Module):
     """The head of a fully convolutional network: a class for each pixel (Long et al., 2015).
 
-    A convolution of side 3 to a quarter of the channels, batch normalisation, ReLU, dropout, a convolution of side 1, and bilinear
-    interpolation.
+    A convolution of side 3 to a quarter of the channels, batch normalisation, ReLU, dropout, a
+    convolution of side 1, and bilinear interpolation.
 
     Args:
         channels: Channels of the equilibrium.
@@ -86,11 +86,19 @@ class PixelHead(nn.Module):
         require_count("PixelHead.num_classes", num_classes)
         width = channels // 4
         self.features = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout2d(dropout)
+            nn.Conv2d(channels, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Dropout2d(dropout),
         )
         self.classifier = nn.Conv2d(width, num_classes, 1)
         self.scale = scale
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the logits of each pixel."""
-        return F.interpolate(self.classifier(self.features(z)), scale_factor=self.scale, mode="bilinear", align_corners=False)
+        return F.interpolate(
+            self.classifier(self.features(z)),
+            scale_factor=self.scale,
+            mode="bilinear",
+            align_corners=False,
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.require import require_count
+from equipoise.core.validate import require_count
 from equipoise.layers.equilibrium import Equilibrium
 
 __all__ = ["Network"]
@@ -19,15 +19,18 @@ class Network(nn.Module):
     Args:
         extractor: Maps images to the input of the equilibrium.
         equilibrium: The equilibrium layer.
-        head: Maps equilibria to predictions. Its attribute `classifier`, if it has one, is the last map to the classes.
+        head: Maps equilibria to predictions. Its attribute `classifier`, if it has one, is the last
+            map to the classes.
         input_shape: Channels, height and width of the images for which the network was made.
-        multiple: The number that height and width must be multiples of; by default they must be those of `input_shape`.
+        multiple: The number that height and width must be multiples of; by default they must be
+            those of `input_shape`.
 
     Attributes:
         name: The name under which `create_model` made it.
 
     Shape:
-        (batch, channels, height, width), or flat (batch, channels * height * width) at the size of `input_shape`.
+        (batch, channels, height, width), or flat (batch, channels * height * width) at the size of
+        `input_shape`.
     """
 
     def __init__(
@@ -42,9 +45,13 @@ class Network(nn.Module):
         super().__init__()
         given: object = equilibrium
         if not isinstance(given, Equilibrium):
-            raise ValueError(f"Network.equilibrium must be an Equilibrium; got {type(given).__name__}.")
+            raise ValueError(
+                f"Network.equilibrium must be an Equilibrium; got {type(given).__name__}."
+            )
         if len(input_shape) != 3:
-            raise ValueError(f"Network.input_shape must be channels, height and width; got {tuple(input_shape)}.")
+            raise ValueError(
+                f"Network.input_shape must be channels, height and width; got {tuple(input_shape)}."
+            )
         if multiple is not None:
             require_count("Network.multiple", multiple)
         self.name = "network"
@@ -85,7 +92,10 @@ class Network(nn.Module):
         """Return the input as images that the network can take, laid out as convolutions run fastest, or raise."""
         channels, height, width = self.input_shape
         if not x.is_floating_point():
-            raise ValueError(f"The input of {self.name} must be floating-point numbers; got {x.dtype}. Divide bytes by 255.")
+            raise ValueError(
+                f"The input of {self.name} must be floating-point numbers; got {x.dtype}. "
+                "Divide bytes by 255."
+            )
         if x.dim() == 2 and x.shape[1] == channels * height * width:
             x = x.reshape(-1, channels, height, width)
         fits = x.dim() == 4 and x.shape[1] == channels
@@ -96,8 +106,15 @@ class Network(nn.Module):
         if not fits:
             free = self.multiple is not None
             sides = "height, width" if free else f"{height}, {width}"
-            also = f" with sides that are multiples of {self.multiple}" if free and self.multiple != 1 else ""
-            raise ValueError(f"The input of {self.name} must have shape (batch, {channels}, {sides}){also}; got {tuple(x.shape)}.")
+            also = (
+                f" with sides that are multiples of {self.multiple}"
+                if free and self.multiple != 1
+                else ""
+            )
+            raise ValueError(
+                f"The input of {self.name} must have shape (batch, {channels}, "
+                f"{sides}){also}; got {tuple(x.shape)}."
+            )
         return x.contiguous(memory_format=torch.channels_last)
 
     def __repr__(self) -> str:

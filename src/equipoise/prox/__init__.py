@@ -25,9 +25,9 @@ from equipoise.prox.regularizer import (
     Regularizer,
     SquaredNorm,
     TotalVariation,
-    regularizer,
+    as_regularizer,
 )
-from equipoise.prox.resolve import activation, from_module
+from equipoise.prox.resolve import as_activation, from_module
 
 __all__ = [
     "ACTIVATIONS",
@@ -53,8 +53,8 @@ __all__ = [
     "SquaredNorm",
     "Tanh",
     "TotalVariation",
-    "activation",
+    "as_activation",
+    "as_regularizer",
     "from_module",
     "is_proximal",
-    "regularizer",
 ]

@@ -1,8 +1,10 @@
 """Activations that make a layer a proximal map; each object owns all that is known about its function.
 
-Let `s` be monotone with slopes in `[0, L]`. Then `f(z) = (1/mu) W^T s(W z + c)` with `mu >= L |W|^2` is the gradient of the convex
-`psi(z) = (1/mu) 1^T S(W z + c)`, `S(a) = int_0^a s(t) dt`, and the proximal map of the convex `phi = psi* - |.|^2/2`
-(OptEq, Theorem 1). The objective needs the potential `S` and its conjugate `S*`; the step needs `s`; the adjoint needs `s'`.
+Let `s` be monotone with slopes in `[0, L]`. Then `f(z) = (1/mu) W^T s(W z + c)` with
+`mu >= L |W|^2` is the gradient of the convex `psi(z) = (1/mu) 1^T S(W z + c)`,
+`S(a) = int_0^a s(t) dt`, and the proximal map of the convex `phi = psi* - |.|^2/2` (OptEq, Theorem
+1). The objective needs the potential `S` and its conjugate `S*`; the step needs `s`; the adjoint
+needs `s'`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Activation(ABC):
     """An activation `s` with its derivative, potential, conjugate and slopes. Concrete activations are final.
 
     Attributes:
-        elementwise: Whether `s` acts on every entry alone, so that its Jacobian is diagonal and its potential a sum over entries.
+        elementwise: Whether `s` acts on every entry alone, so that its Jacobian is diagonal and its
+            potential a sum over entries.
     """
 
     elementwise: ClassVar[bool] = True
@@ -85,7 +88,10 @@ class Activation(ABC):
         """Why the activation is not admissible, as a clause for a message; empty if it is."""
         lower, upper = self.slopes
         if not lower >= 0:
-            return f"its slope is negative (down to {lower:.3g}), so the layer would not be a proximal map"
+            return (
+                f"its slope is negative (down to {lower:.3g}), so the layer would not be a "
+                "proximal map"
+            )
         if not upper < math.inf:
             return "its slope is unbounded, so no mu would make the layer a proximal map"
         return ""
@@ -98,7 +104,8 @@ ACTIVATIONS: Registry[Activation] = Registry("activation", Activation)  # type: 
 class _Integral(torch.autograd.Function):
     """A potential as a function whose gradient is the activation itself.
 
-    Formulas that are accurate everywhere choose between pieces and use `|a|`, where autograd gets derivatives wrong.
+    Formulas that are accurate everywhere choose between pieces and use `|a|`, where autograd gets
+    derivatives wrong.
     """
 
     generate_vmap_rule = True
@@ -140,7 +147,8 @@ def _require_at_least_zero(owner: str, value: object, why: str) -> None:
 class ReLU(Activation):
     """`s(a) = max(a, 0)`; `S(a) = max(a, 0)^2/2`; `S*(y) = y^2/2` for `y >= 0` (OptEq, eq. 4).
 
-    The paper prints an infinite `S*(0)`; the supremum is 0, and an equilibrium with an inactive unit needs it.
+    The paper prints an infinite `S*(0)`; the supremum is 0, and an equilibrium with an inactive
+    unit needs it.
     """
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -215,11 +223,15 @@ class Tanh(Activation):
         return a.tanh_()
 
     def derivative(self, a: Tensor) -> Tensor:
-        return 4 * torch.sigmoid(2 * a) * torch.sigmoid(-2 * a)  # 1 - tanh^2 would cancel at large |a|
+        return (
+            4 * torch.sigmoid(2 * a) * torch.sigmoid(-2 * a)
+        )  # 1 - tanh^2 would cancel at large |a|
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y.clamp(-1, 1)
-        value = (torch.special.xlog1py(1 + inside, inside) + torch.special.xlog1py(1 - inside, -inside)) / 2
+        value = (
+            torch.special.xlog1py(1 + inside, inside) + torch.special.xlog1py(1 - inside, -inside)
+        ) / 2
         return _infinite_where(y.abs() > 1, value)
 
     @property
@@ -247,7 +259,9 @@ class Sigmoid(Activation):
 
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y.clamp(0, 1)
-        value = torch.xlogy(inside, inside) + torch.special.xlog1py(1 - inside, -inside) + math.log(2)
+        value = (
+            torch.xlogy(inside, inside) + torch.special.xlog1py(1 - inside, -inside) + math.log(2)
+        )
         return _infinite_where((y < 0) | (y > 1), value)
 
     @property
@@ -268,7 +282,9 @@ class Softplus(Activation):
     """
 
     def __call__(self, a: Tensor) -> Tensor:
-        return F.softplus(a, threshold=40)  # torch's own threshold of 20 errs by 2e-9, and downwards: not monotone
+        return F.softplus(
+            a, threshold=40
+        )  # torch's own threshold of 20 errs by 2e-9, and downwards: not monotone
 
     def derivative(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
@@ -276,7 +292,9 @@ class Softplus(Activation):
     def conjugate(self, y: Tensor) -> Tensor:
         inside = y.clamp_min(0)
         decay = -torch.expm1(-inside)
-        value = inside.square() + torch.xlogy(inside, decay) - self.potential(inside + torch.log(decay))
+        value = (
+            inside.square() + torch.xlogy(inside, decay) - self.potential(inside + torch.log(decay))
+        )
         return _infinite_where(y < 0, value)
 
     @property
@@ -296,13 +314,16 @@ class ELU(Activation):
     `S*(y) = y^2/2` for `y >= 0`, else `(y + r) log(1 + y/r) - y` down to `y = -r`.
 
     Args:
-        alpha: The depth `r` of the negative side, at least 0. Above 1 the slope reaches `alpha`, and `mu` must grow with it.
+        alpha: The depth `r` of the negative side, at least 0. Above 1 the slope reaches `alpha`,
+            and `mu` must grow with it.
     """
 
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_at_least_zero("ELU.alpha", self.alpha, "A negative alpha makes the activation decrease.")
+        _require_at_least_zero(
+            "ELU.alpha", self.alpha, "A negative alpha makes the activation decrease."
+        )
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.elu(a, self.alpha)
@@ -362,7 +383,11 @@ class SoftShrink(Activation):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        _require_at_least_zero("SoftShrink.threshold", self.threshold, "A negative threshold makes the activation jump.")
+        _require_at_least_zero(
+            "SoftShrink.threshold",
+            self.threshold,
+            "A negative threshold makes the activation jump.",
+        )
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.softshrink(a, self.threshold)

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_count, require_positive
+from equipoise.core.validate import require_count, require_positive
 from equipoise.prox.regularizer import REGULARIZERS, Regularizer
 
 __all__ = ["HSIC", "Decorrelation"]
@@ -20,12 +20,14 @@ __all__ = ["HSIC", "Decorrelation"]
 class Decorrelation(Regularizer):
     """Uncorrelated features: `R(Z) = |D Z Z^T D - I|_F^2/2`, `D = diag(1/|z_i|)` (OptEq, eq. 13 and Table 2, row 4).
 
-    Row `z_i` is feature `i`, which is axis 1 of the state, over all observations: the samples of the batch and their positions. So
-    `R = sum_{i != j} (u_i . u_j)^2/2`, `u_i = z_i/|z_i|`, and `grad_i = (2/|z_i|) (I - u_i u_i^T) sum_{j != i} (u_i . u_j) u_j`.
-    The paper prints `I + Proj` in place of `I - u_i u_i^T`.
+    Row `z_i` is feature `i`, which is axis 1 of the state, over all observations: the samples of
+    the batch and their positions. So `R = sum_{i != j} (u_i . u_j)^2/2`, `u_i = z_i/|z_i|`, and
+    `grad_i = (2/|z_i|) (I - u_i u_i^T) sum_{j != i} (u_i . u_j) u_j`. The paper prints `I + Proj`
+    in place of `I - u_i u_i^T`.
 
     Args:
-        epsilon: Added to `|z_i|^2` in both, so that a feature that is zero everywhere counts as uncorrelated.
+        epsilon: Added to `|z_i|^2` in both, so that a feature that is zero everywhere counts as
+            uncorrelated.
 
     Shape:
         (batch, features, ...) for the state, () for the value.
@@ -62,11 +64,12 @@ class Decorrelation(Regularizer):
 class HSIC(Regularizer):
     """Independent features, by the Hilbert-Schmidt criterion: `R(Z) = sum_{i<j} (N-1)^-2 tr(K_i H K_j H)` (OptEq, section 7.2.1).
 
-    `K_i` is the matrix of `exp(-(s - t)^2/(2 bandwidth^2))` over the values of feature `i`, axis 1 of the state, in all `N`
-    observations: the samples of the batch and their positions. `H = I - 1 1^T/N`. Since `tr(K_i H K_j H)` is the product of the
-    centred kernels, the pairs are summed through the sum of all of them, in time and memory of the order of `features * N^2`. The
-    random form replaces each kernel by `cos(w (s - t))` averaged over random `w`, and tends to the exact one as their number grows;
-    its time and memory grow with `N` alone, not with its square.
+    `K_i` is the matrix of `exp(-(s - t)^2/(2 bandwidth^2))` over the values of feature `i`, axis 1
+    of the state, in all `N` observations: the samples of the batch and their positions.
+    `H = I - 1 1^T/N`. Since `tr(K_i H K_j H)` is the product of the centred kernels, the pairs are
+    summed through the sum of all of them, in time and memory of the order of `features * N^2`. The
+    random form replaces each kernel by `cos(w (s - t))` averaged over random `w`, and tends to the
+    exact one as their number grows; its time and memory grow with `N` alone, not with its square.
 
     Args:
         bandwidth: The distance at which two values count as different.
@@ -94,7 +97,9 @@ class HSIC(Regularizer):
         frequencies = None
         if self.features is not None:
             source = torch.Generator().manual_seed(self.seed)
-            frequencies = torch.randn(self.features, dtype=torch.float64, generator=source) / self.bandwidth
+            frequencies = (
+                torch.randn(self.features, dtype=torch.float64, generator=source) / self.bandwidth
+            )
         object.__setattr__(self, "_frequencies", frequencies)
 
     def value(self, z: Tensor) -> Tensor:
@@ -102,14 +107,21 @@ class HSIC(Regularizer):
         observations = rows.shape[1]
         if observations < 2:
             raise ValueError(
-                f"HSIC must see at least 2 observations of each feature; got {observations} in a state of shape {tuple(z.shape)}. "
+                f"HSIC must see at least 2 observations of each feature; got {observations} "
+                f"in a state of shape {tuple(z.shape)}. "
                 "Use larger batches."
             )
-        pairs = self._exact(rows) if self._frequencies is None else self._random(rows, self._frequencies.to(rows))
+        pairs = (
+            self._exact(rows)
+            if self._frequencies is None
+            else self._random(rows, self._frequencies.to(rows))
+        )
         return pairs / (observations - 1) ** 2
 
     def _exact(self, rows: Tensor) -> Tensor:
-        kernel = torch.exp((rows[:, :, None] - rows[:, None, :]).square() / (-2 * self.bandwidth**2))  # (features, N, N)
+        kernel = torch.exp(
+            (rows[:, :, None] - rows[:, None, :]).square() / (-2 * self.bandwidth**2)
+        )  # (features, N, N)
         kernel = kernel - kernel.mean(dim=1, keepdim=True)
         kernel = kernel - kernel.mean(dim=2, keepdim=True)
         return (kernel * (kernel.sum(dim=0) - kernel)).sum() / 2
@@ -125,7 +137,9 @@ class HSIC(Regularizer):
 def _features(owner: str, z: Tensor) -> Tensor:
     """The state as a matrix with one row for each feature and one column for each observation."""
     if z.ndim < 2:
-        raise ValueError(f"{owner} must see a state of shape (batch, features, ...); got shape {tuple(z.shape)}.")
+        raise ValueError(
+            f"{owner} must see a state of shape (batch, features, ...); got shape {tuple(z.shape)}."
+        )
     return z.transpose(0, 1).flatten(1)
 
 

@@ -19,8 +19,9 @@ __all__ = ["NuclearNorm"]
 class NuclearNorm(Regularizer):
     """Features of low rank: `R(Z) = sum_i s_i`, the singular values of a sample as a matrix of features by positions.
 
-    With `Z = U diag(s) V^T` the gradient is `U V^T`, over the singular values that are not zero, and the proximal map is
-    `U diag(max(s - gamma, 0)) V^T` (Cai et al., 2010). Derivatives of both stay finite where singular values are equal or zero.
+    With `Z = U diag(s) V^T` the gradient is `U V^T`, over the singular values that are not zero,
+    and the proximal map is `U diag(max(s - gamma, 0)) V^T` (Cai et al., 2010). Derivatives of both
+    stay finite where singular values are equal or zero.
 
     Shape:
         (batch, features, ...) for the state, with at least three axes; (batch,) for the value.
@@ -41,7 +42,8 @@ class NuclearNorm(Regularizer):
     def _matrices(self, z: Tensor) -> Tensor:
         if z.ndim < 3:
             raise ValueError(
-                "NuclearNorm must see samples that are matrices, a state of shape (batch, features, positions, ...); "
+                "NuclearNorm must see samples that are matrices, a state of shape (batch, "
+                "features, positions, ...); "
                 f"got shape {tuple(z.shape)}."
             )
         return z.flatten(2)
@@ -67,8 +69,9 @@ def _spectral(matrix: Tensor, threshold: float | None) -> Tensor:
 class _Spectral(torch.autograd.Function):
     """`U diag(h(s)) V^T` with `h(s) = max(s - threshold, 0)`, or `h(s) = 1` for `s > 0` if there is no threshold.
 
-    Its derivative has the divided differences of `h` as coefficients (Ding et al., 2018), which exist where singular values are
-    equal; autograd divides by the differences of their squares. It is self-adjoint.
+    Its derivative has the divided differences of `h` as coefficients (Ding et al., 2018), which
+    exist where singular values are equal; autograd divides by the differences of their squares. It
+    is self-adjoint.
     """
 
     generate_vmap_rule = True
@@ -109,13 +112,18 @@ def _spectral_product(matrix: Tensor, threshold: float | None, g: Tensor) -> Ten
     active, h = _shrink(s, matrix, threshold)
     row, column = active[:, :, None], active[:, None, :]
     total, gap = s[:, :, None] + s[:, None, :], s[:, :, None] - s[:, None, :]
-    # Where the quotient is not wanted its denominator is 1, so that second derivatives are not NaN there.
+    # Where the quotient is not wanted its denominator is 1, so that second derivatives are not NaN
+    # there.
     even = (h[:, :, None] - h[:, None, :]) / torch.where(row ^ column, gap, 1.0)
-    even = torch.where(row & column, 0.0 if threshold is None else 1.0, torch.where(row ^ column, even, 0.0))
+    even = torch.where(
+        row & column, 0.0 if threshold is None else 1.0, torch.where(row ^ column, even, 0.0)
+    )
     odd = (h[:, :, None] + h[:, None, :]) / torch.where(row | column, total, 1.0)
     side = (h / torch.where(active, s, 1.0))[:, :, None]
     inside = U.mT @ g @ Vh.mT
     inside_even, inside_odd = (inside + inside.mT) / 2, (inside - inside.mT) / 2
     result = U @ (even * inside_even + odd * inside_odd) @ Vh
-    result = result + U @ (side * (U.mT @ g - inside @ Vh)) + ((g @ Vh.mT - U @ inside) * side.mT) @ Vh
+    result = (
+        result + U @ (side * (U.mT @ g - inside @ Vh)) + ((g @ Vh.mT - U @ inside) * side.mT) @ Vh
+    )
     return torch.where(finite, result, torch.nan)

@@ -1,8 +1,9 @@
 """Feature regularisers `R(z)`: each object owns the value, the gradient, the proximal map and the constants of its function.
 
-A regulariser changes which equilibrium a network has, or chooses among several. With `f` the proximal map of `phi`, the fixed point
-of `f(z - gamma grad R(z))` minimises `phi + gamma R` (OptEq, Theorem 4); that of `f(prox(z, gamma))` minimises `phi` plus the
-Moreau envelope of `gamma R`, which is another function. `equipoise.solvers.SAM` finds the fixed point of `f` with the smallest `R`.
+A regulariser changes which equilibrium a network has, or chooses among several. With `f` the
+proximal map of `phi`, the fixed point of `f(z - gamma grad R(z))` minimises `phi + gamma R` (OptEq,
+Theorem 4); that of `f(prox(z, gamma))` minimises `phi` plus the Moreau envelope of `gamma R`, which
+is another function. `equipoise.solvers.SAM` finds the fixed point of `f` with the smallest `R`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equipoise.core.eager import is_wrapped
 from equipoise.core.registry import Registry
-from equipoise.core.require import require_positive
+from equipoise.core.transforms import is_wrapped
+from equipoise.core.validate import require_positive
 
 __all__ = [
     "REGULARIZERS",
@@ -28,18 +29,20 @@ __all__ = [
     "Regularizer",
     "SquaredNorm",
     "TotalVariation",
+    "as_regularizer",
     "potential",
-    "regularizer",
 ]
 
 
 class Regularizer(ABC):
     """A function `R` of a state, one tensor with the batch first. Concrete regularisers are final.
 
-    NaN and infinity in a state reach everything that is computed from it; in a sample alone, if the regulariser is not coupled.
+    NaN and infinity in a state reach everything that is computed from it; in a sample alone, if the
+    regulariser is not coupled.
 
     Attributes:
-        coupled: Whether the value ties the samples of a batch together, so that it is one number for the whole batch.
+        coupled: Whether the value ties the samples of a batch together, so that it is one number
+            for the whole batch.
         has_prox: Whether `prox` and `envelope` can be computed.
         convex: Whether `R` is convex, if that is known.
     """
@@ -82,12 +85,15 @@ class Regularizer(ABC):
 
     def _prox(self, z: Tensor, gamma: float) -> Tensor:
         """Return the proximal map for a valid `gamma`."""
-        raise NotImplementedError(f"{type(self).__name__} must define _prox if has_prox is True.")  # abstract
+        raise NotImplementedError(
+            f"{type(self).__name__} must define _prox if has_prox is True."
+        )  # abstract
 
     def _require_prox(self, gamma: float) -> None:
         if not self.has_prox:
             raise ValueError(
-                f"prox must be asked of a regulariser with a proximal map in closed form; got {type(self).__name__}. "
+                "prox must be asked of a regulariser with a proximal map in closed form; got "
+                f"{type(self).__name__}. "
                 "Use z - gamma * gradient(z)."
             )
         require_positive("gamma", gamma)
@@ -145,8 +151,9 @@ class AbsoluteSum(Regularizer):
 class Incay(Regularizer):
     """Feature incay, which makes features longer: `R(z) = 2/(|z|^2 + 2 epsilon)` for each sample (OptEq, Table 2, row 3).
 
-    The gradient is `-4 z/(|z|^2 + 2 epsilon)^2`, so a step against it is `(1 + 4 gamma/(|z|^2 + 2 epsilon)^2) z`. The paper prints
-    a minus sign there, which would shorten features. The Hessian is largest at zero, where it is `-1/epsilon^2`.
+    The gradient is `-4 z/(|z|^2 + 2 epsilon)^2`, so a step against it is
+    `(1 + 4 gamma/(|z|^2 + 2 epsilon)^2) z`. The paper prints a minus sign there, which would
+    shorten features. The Hessian is largest at zero, where it is `-1/epsilon^2`.
 
     Args:
         epsilon: What bounds the value at zero, in the unit of `|z|^2`.
@@ -176,9 +183,10 @@ class Incay(Regularizer):
 class TotalVariation(Regularizer):
     """Piecewise constant images: `R(z) = sum s(d)` over the differences `d` of neighbours along the last two axes.
 
-    `s(d) = sqrt(d^2 + epsilon^2) - epsilon` (Charbonnier), which is `|d|` for `epsilon = 0`. The sum of the two directions is
-    anisotropic total variation. The norm of the differences is below `sqrt 8`, so the gradient has the Lipschitz constant
-    `8/epsilon`. The proximal map has no closed form.
+    `s(d) = sqrt(d^2 + epsilon^2) - epsilon` (Charbonnier), which is `|d|` for `epsilon = 0`. The
+    sum of the two directions is anisotropic total variation. The norm of the differences is below
+    `sqrt 8`, so the gradient has the Lipschitz constant `8/epsilon`. The proximal map has no closed
+    form.
 
     Args:
         epsilon: Differences smaller than this are penalised by their squares.
@@ -203,19 +211,27 @@ class TotalVariation(Regularizer):
 
     def gradient(self, z: Tensor) -> Tensor:
         down, right = (self._slope(d) for d in self._differences(z))
-        return F.pad(down, (0, 0, 1, 0)) - F.pad(down, (0, 0, 0, 1)) + F.pad(right, (1, 0)) - F.pad(right, (0, 1))
+        return (
+            F.pad(down, (0, 0, 1, 0))
+            - F.pad(down, (0, 0, 0, 1))
+            + F.pad(right, (1, 0))
+            - F.pad(right, (0, 1))
+        )
 
     def _differences(self, z: Tensor) -> tuple[Tensor, Tensor]:
         if z.ndim < 3:
             raise ValueError(
-                f"TotalVariation must see images, a state of shape (batch, channels, height, width); got shape {tuple(z.shape)}."
+                "TotalVariation must see images, a state of shape (batch, channels, height, "
+                f"width); got shape {tuple(z.shape)}."
             )
         return z.diff(dim=-2), z.diff(dim=-1)
 
     def _size(self, d: Tensor) -> Tensor:
         if self.epsilon == 0:
             return d.abs()
-        return d.square() / ((d.square() + self.epsilon**2).sqrt() + self.epsilon)  # the difference of roots would cancel
+        return d.square() / (
+            (d.square() + self.epsilon**2).sqrt() + self.epsilon
+        )  # the difference of roots would cancel
 
     def _slope(self, d: Tensor) -> Tensor:
         return _sign(d) if self.epsilon == 0 else d / (d.square() + self.epsilon**2).sqrt()
@@ -241,7 +257,9 @@ class Custom(Regularizer):
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise ValueError(f"Custom.function must be a function of the state; got {self.function!r}.")
+            raise ValueError(
+                f"Custom.function must be a function of the state; got {self.function!r}."
+            )
         if self.lipschitz is not None:
             require_positive("Custom.lipschitz", self.lipschitz)
         object.__setattr__(self, "_inspected", self.coupled)
@@ -250,13 +268,17 @@ class Custom(Regularizer):
         value = self.function(z)
         wanted = () if self.coupled else (len(z),)
         if not isinstance(value, Tensor) or value.shape != wanted:
-            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            got = (
+                f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            )
             remedy = (
                 "Sum over everything."
                 if self.coupled
                 else "Sum over all axes but the first, or use Custom(function, coupled=True)."
             )
-            raise ValueError(f"Custom.function must return a tensor of shape {wanted}; got {got}. {remedy}")
+            raise ValueError(
+                f"Custom.function must return a tensor of shape {wanted}; got {got}. {remedy}"
+            )
         return value
 
     def gradient(self, z: Tensor) -> Tensor:
@@ -267,23 +289,29 @@ class Custom(Regularizer):
     def _inspect(self, z: Tensor) -> None:
         """Refuse, once, a function that ties samples together without saying so: their solves would end on different problems."""
         source = torch.Generator().manual_seed(0)
-        first, second = (torch.randn(z.shape, dtype=z.dtype, generator=source).to(z.device) for _ in range(2))
+        first, second = (
+            torch.randn(z.shape, dtype=z.dtype, generator=source).to(z.device) for _ in range(2)
+        )
         second[0] = first[0]
         with torch.no_grad():
             one, other = (_differentiate(self.value, point)[0] for point in (first, second))
         if float((one - other).norm()) > 1e-3 * float(one.norm()):
             raise ValueError(
-                "Custom.function must treat each sample for itself; got one whose gradient for a sample depends on the others. "
+                "Custom.function must treat each sample for itself; got one whose gradient "
+                "for a sample depends on the others. "
                 "Use Custom(function, coupled=True), with one number for the whole batch."
             )
         object.__setattr__(self, "_inspected", True)
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        return f"Custom({name}, coupled={self.coupled}, lipschitz={self.lipschitz}, convex={self.convex})"
+        return (
+            f"Custom({name}, coupled={self.coupled}, lipschitz={self.lipschitz}, "
+            f"convex={self.convex})"
+        )
 
 
-def regularizer(value: str | Regularizer | Callable[[Tensor], Tensor]) -> Regularizer:
+def as_regularizer(value: str | Regularizer | Callable[[Tensor], Tensor]) -> Regularizer:
     """Return the regulariser that `value` means.
 
     Args:
@@ -314,12 +342,16 @@ def _differentiate(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
     recording = torch.is_grad_enabled()
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if transformed or (recording and not z.requires_grad and function(z).requires_grad):
-        # Autograd knows nothing of transforms, and would leave a leaf of its own in the history where z has none.
+        # Autograd knows nothing of transforms, and would leave a leaf of its own in the history
+        # where z has none.
         value, pull = torch.func.vjp(function, z)[:2]
         slope: Tensor = pull(torch.ones_like(value))[0]
         return slope
     if torch.is_inference_mode_enabled():
-        raise ValueError("A gradient by autograd must be taken outside of torch.inference_mode; use torch.no_grad.")
+        raise ValueError(
+            "A gradient by autograd must be taken outside of torch.inference_mode; use "
+            "torch.no_grad."
+        )
     recording = recording and z.requires_grad
     with torch.enable_grad():
         # A new node, because what the function closes over may itself depend on z.
@@ -337,7 +369,11 @@ class _Potential(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(z: Tensor, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor:  # noqa: ARG004
+    def forward(
+        z: Tensor,
+        value: Callable[[Tensor], Tensor],
+        gradient: Callable[[Tensor], Tensor],  # noqa: ARG004
+    ) -> Tensor:
         return value(z)
 
     @staticmethod
@@ -358,7 +394,9 @@ class _Potential(torch.autograd.Function):
         return _sum(tangent * ctx.gradient(z), ctx.axes)
 
 
-def potential(z: Tensor, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]) -> Tensor:
+def potential(
+    z: Tensor, value: Callable[[Tensor], Tensor], gradient: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return `value(z)` with `gradient(z)` as its derivative."""
     result: Tensor = _Potential.apply(z, value, gradient)  # type: ignore[no-untyped-call]
     return result

@@ -23,9 +23,14 @@ from equipoise.prox.activation import (
     Tanh,
 )
 
-__all__ = ["activation", "from_module"]
+__all__ = ["as_activation", "from_module"]
 
-_NEGATIVE = {"gelu": (-0.129, -0.752), "silu": (-0.0998, -1.278), "swish": (-0.0998, -1.278), "mish": (-0.113, -1.192)}
+_NEGATIVE = {
+    "gelu": (-0.129, -0.752),
+    "silu": (-0.0998, -1.278),
+    "swish": (-0.0998, -1.278),
+    "mish": (-0.113, -1.192),
+}
 """The smallest slope of popular activations that are not monotone, and the argument below which their slope is negative."""
 
 _FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
@@ -46,7 +51,7 @@ _FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
 )
 
 
-def activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor]) -> Activation:
+def as_activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor]) -> Activation:
     """Return the activation that `value` means, if it makes a layer a proximal map (OptEq, Assumption 1).
 
     Args:
@@ -57,7 +62,9 @@ def activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor])
         return ACTIVATIONS.resolve(value)
     if isinstance(value, Activation):
         if not value.admissible:
-            raise ValueError(f"activation {type(value).__name__} is not admissible: {value.reason}.")
+            raise ValueError(
+                f"activation {type(value).__name__} is not admissible: {value.reason}."
+            )
         return value
     if isinstance(value, nn.Module) or _is_module_class(value) or _function_name(value):
         return from_module(value)
@@ -68,22 +75,29 @@ def from_module(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation:
     """Convert a module of `torch.nn`, or a function of `torch` with its default options, to the same activation.
 
     Args:
-        module: `nn.ReLU()`, `nn.LeakyReLU(0.1)`, `nn.Tanh()`, `nn.Sigmoid()`, `nn.Softplus()`, `nn.ELU()`, `nn.Hardtanh()`,
-            `nn.Softshrink()`, `nn.Identity()`, or `torch.relu`, `torch.tanh` and the like. Options that leave the function as it
-            is (`inplace`) are dropped.
+        module: `nn.ReLU()`, `nn.LeakyReLU(0.1)`, `nn.Tanh()`, `nn.Sigmoid()`, `nn.Softplus()`,
+            `nn.ELU()`, `nn.Hardtanh()`, `nn.Softshrink()`, `nn.Identity()`, or `torch.relu`,
+            `torch.tanh` and the like. Options that leave the function as it is (`inplace`) are
+            dropped.
     """
     name = _function_name(module)
     if name:
-        return activation(name)
+        return as_activation(name)
     if _is_module_class(module):
-        raise ValueError(f"from_module must get an object; got the class {module.__name__}. Write nn.{module.__name__}().")
+        raise ValueError(
+            f"from_module must get an object; got the class {module.__name__}. Write "
+            f"nn.{module.__name__}()."
+        )
     kind = type(module)
     if kind in (nn.GELU, nn.SiLU, nn.Mish):
         _refuse_negative(kind.__name__.lower())
     if kind not in _MODULES:  # a subclass may compute anything: nn.ReLU6 is an nn.Hardtanh
         names = ", ".join(f"nn.{known.__name__}" for known in _MODULES)
         got = getattr(module, "__name__", kind.__name__)
-        raise ValueError(f"from_module must get one of {names}; got {got}. For another function write an Activation.")
+        raise ValueError(
+            f"from_module must get one of {names}; got {got}. For another function write an "
+            "Activation."
+        )
     return _MODULES[kind](module)
 
 
@@ -99,22 +113,31 @@ def _refuse_negative(name: str) -> None:
     if name in _NEGATIVE:
         slope, below = _NEGATIVE[name]
         raise ValueError(
-            f"activation {name!r} is not admissible: its slope is negative (down to about {slope}) for a below {below}, "
+            f"activation {name!r} is not admissible: its slope is negative (down to about "
+            f"{slope}) for a below {below}, "
             "so the layer would not be a proximal map. Use 'softplus' or 'relu'."
         )
 
 
 def _from_softplus(module: Any) -> Activation:
     if module.beta != 1:
-        raise ValueError(f"nn.Softplus.beta must be 1; got {module.beta}. Scale the weights instead: softplus(beta a) / beta.")
+        raise ValueError(
+            f"nn.Softplus.beta must be 1; got {module.beta}. Scale the weights instead: "
+            "softplus(beta a) / beta."
+        )
     if module.threshold < 20:
-        raise ValueError(f"nn.Softplus.threshold must be at least 20; got {module.threshold}: the function would jump down there.")
+        raise ValueError(
+            f"nn.Softplus.threshold must be at least 20; got {module.threshold}: the function "
+            "would jump down there."
+        )
     return Softplus()
 
 
 def _from_hardtanh(module: Any) -> Activation:
     if (module.min_val, module.max_val) != (-1, 1):
-        raise ValueError(f"nn.Hardtanh must have the bounds -1 and 1; got {module.min_val} and {module.max_val}.")
+        raise ValueError(
+            f"nn.Hardtanh must have the bounds -1 and 1; got {module.min_val} and {module.max_val}."
+        )
     return HardTanh()
 
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from equipoise.report.curve import SMALLEST, thin
+from equipoise.report.curve import MIN_VALUE, thin
 from equipoise.report.markup import clean, escape, figure, plural, power
 
 if TYPE_CHECKING:
@@ -24,7 +24,11 @@ WIDTH, HEIGHT, FONT = 420, 220, 13
 COLOURS = 6
 DASHES = ("", "6 3", "2 2.5")
 GRID, TEXT = "#0000f0", "#0000f1"
-PAINT = {GRID: "var(--grid)", TEXT: "var(--muted)", **{f"#0000{k:02x}": f"var(--line-{k})" for k in range(1, COLOURS + 1)}}
+PAINT = {
+    GRID: "var(--grid)",
+    TEXT: "var(--muted)",
+    **{f"#0000{k:02x}": f"var(--line-{k})" for k in range(1, COLOURS + 1)},
+}
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "equipoise",
@@ -79,7 +83,8 @@ class Chart:
         lines: The curves.
         unit: What is counted upwards.
         x: What is counted to the right.
-        log: Whether each tenfold is as high as the next; values that are not positive are left out then.
+        log: Whether each tenfold is as high as the next; values that are not positive are left out
+            then.
         rule: A value to compare with.
     """
 
@@ -98,7 +103,10 @@ def draw(chart: Chart, number: int) -> str:
         chart: What to draw.
         number: Number of the chart on its page, which keeps its names apart from those of others.
     """
-    shown = [(line, np.where(line.y >= SMALLEST, line.y, np.nan) if chart.log else line.y) for line in chart.lines]
+    shown = [
+        (line, np.where(line.y >= MIN_VALUE, line.y, np.nan) if chart.log else line.y)
+        for line in chart.lines
+    ]
     shown = [(line, y) for line, y in shown if np.isfinite(y).any()]
     if not shown:
         return ""
@@ -106,20 +114,30 @@ def draw(chart: Chart, number: int) -> str:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(SETTINGS):
-        drawing = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained")  # without pyplot: no global state
+        drawing = Figure(
+            figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained"
+        )  # without pyplot: no global state
         axes = drawing.subplots()
         for line, y in shown:
             _plot(axes, line, y)
         if chart.rule:
-            axes.axhline(chart.rule.value, color=TEXT, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1.5)
+            axes.axhline(
+                chart.rule.value, color=TEXT, linewidth=1.2, linestyle=(0, (4, 3)), zorder=1.5
+            )
         _scales(axes, chart, [y for _, y in shown])
         content = io.StringIO()
         drawing.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     lost = max(int((~np.isfinite(y)).sum()) for _, y in shown)
     fit = "finite and positive" if chart.log else "finite"
-    note = f"<figcaption>Left out where not {fit}: {plural(lost, 'value')}.</figcaption>" if lost else ""
+    note = (
+        f"<figcaption>Left out where not {fit}: {plural(lost, 'value')}.</figcaption>"
+        if lost
+        else ""
+    )
     picture = _adapt(
-        content.getvalue(), f"c{number}", _summary(chart, [(line.name, y) for line, y in shown if line.kind != "faint"])
+        content.getvalue(),
+        f"c{number}",
+        _summary(chart, [(line.name, y) for line, y in shown if line.kind != "faint"]),
     )
     return f"<figure><h3>{escape(chart.title)}</h3>{_legend([line for line, _ in shown], chart.rule)}{picture}{note}</figure>\n"
 
@@ -127,32 +145,50 @@ def draw(chart: Chart, number: int) -> str:
 def _plot(axes: Axes, line: Line, y: np.ndarray) -> None:
     x, y = thin(line.x, y)
     known = np.isfinite(y)
-    alone = known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)  # a curve has no length there
+    alone = (
+        known & ~np.append(False, known[:-1]) & ~np.append(known[1:], False)
+    )  # a curve has no length there
     dots = known if line.kind == "points" and len(y) <= 60 else alone
-    look: dict[str, Any] = {"color": line.paint, "zorder": {"faint": 2, "curve": 3, "points": 4}[line.kind]}
+    look: dict[str, Any] = {
+        "color": line.paint,
+        "zorder": {"faint": 2, "curve": 3, "points": 4}[line.kind],
+    }
     dash = (0, [float(part) for part in line.dash.split()]) if line.dash else "-"
     axes.plot(
-        x, y, linewidth=0.9 if line.kind == "faint" else 1.9, alpha=0.4 if line.kind == "faint" else 1, linestyle=dash, **look
+        x,
+        y,
+        linewidth=0.9 if line.kind == "faint" else 1.9,
+        alpha=0.4 if line.kind == "faint" else 1,
+        linestyle=dash,
+        **look,
     )
     if dots.any():
-        axes.plot(x[dots], y[dots], linestyle="", marker="o", markersize=4.5, markeredgewidth=0, **look)
+        axes.plot(
+            x[dots], y[dots], linestyle="", marker="o", markersize=4.5, markeredgewidth=0, **look
+        )
 
 
 def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     if chart.log:
-        seen = [float(pick(y)) for y in values for pick in (np.nanmin, np.nanmax)] + ([chart.rule.value] if chart.rule else [])
+        seen = [float(pick(y)) for y in values for pick in (np.nanmin, np.nanmax)] + (
+            [chart.rule.value] if chart.rule else []
+        )
         low, high = math.floor(math.log10(min(seen))), math.ceil(math.log10(max(seen)))
         axes.set_yscale("log")
-        axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))  # whole tenfolds, so that there are labels
+        axes.set_ylim(
+            10.0**low, 10.0 ** max(high, low + 1)
+        )  # whole tenfolds, so that there are labels
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
         plain = low >= -2 and high <= 3
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
         plain = 0.01 <= max(map(abs, axes.get_ylim())) < 1e6
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value) if plain else power(value)))
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: figure(value) if plain else power(value))
+    )
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value)))
     axes.set_title(chart.unit, loc="left", fontsize=FONT, color=TEXT, pad=7)
@@ -170,7 +206,11 @@ def _summary(chart: Chart, ends: Sequence[tuple[str, np.ndarray]]) -> str:
     parts = []
     for name, y in ends:
         known = y[np.isfinite(y)]
-        parts.append(f"{name} {figure(known[0])}" if len(known) == 1 else f"{name} from {figure(known[0])} to {figure(known[-1])}")
+        parts.append(
+            f"{name} {figure(known[0])}"
+            if len(known) == 1
+            else f"{name} from {figure(known[0])} to {figure(known[-1])}"
+        )
     rule = f"; {chart.rule.name}" if chart.rule else ""
     return f"{chart.title} ({chart.unit}) by {chart.x}: {'; '.join(parts)}{rule}."
 
@@ -179,17 +219,36 @@ def _legend(lines: Sequence[Line], rule: Rule | None) -> str:
     entries = []
     for line in lines:
         if line.kind != "faint":
-            look = f'stroke="{PAINT[line.paint]}" stroke-width="2"' + (f' stroke-dasharray="{line.dash}"' if line.dash else "")
-            dot = f'<circle cx="11" cy="5" r="3.2" fill="{PAINT[line.paint]}"/>' if line.kind == "points" else ""
+            look = f'stroke="{PAINT[line.paint]}" stroke-width="2"' + (
+                f' stroke-dasharray="{line.dash}"' if line.dash else ""
+            )
+            dot = (
+                f'<circle cx="11" cy="5" r="3.2" fill="{PAINT[line.paint]}"/>'
+                if line.kind == "points"
+                else ""
+            )
             entries.append((f'<path d="M0 5H22" {look}/>{dot}', line.name))
     if any(line.kind == "faint" for line in lines):
-        entries.append((f'<path d="M0 6L4 3L9 8L13 2L17 7L22 4" stroke="{PAINT[TEXT]}" opacity="0.6"/>', "each logged step"))
+        entries.append(
+            (
+                f'<path d="M0 6L4 3L9 8L13 2L17 7L22 4" stroke="{PAINT[TEXT]}" opacity="0.6"/>',
+                "each logged step",
+            )
+        )
     if rule:
-        entries.append((f'<path d="M0 5H22" stroke="{PAINT[TEXT]}" stroke-width="1.4" stroke-dasharray="4 3"/>', rule.name))
+        entries.append(
+            (
+                f'<path d="M0 5H22" stroke="{PAINT[TEXT]}" stroke-width="1.4" '
+                'stroke-dasharray="4 3"/>',
+                rule.name,
+            )
+        )
     if len(entries) == 1:
         return ""
     listed = "".join(
-        f'<li><svg class="key" viewBox="0 0 22 10" aria-hidden="true">{key}</svg>{escape(name)}</li>' for key, name in entries
+        '<li><svg class="key" viewBox="0 0 22 10" '
+        f'aria-hidden="true">{key}</svg>{escape(name)}</li>'
+        for key, name in entries
     )
     return f'<ul class="legend">{listed}</ul>'
 
@@ -215,14 +274,28 @@ def _adapt(source: str, prefix: str, words: str) -> str:
                 continue
             key = "href" if key.endswith("}href") else key
             value = PAINT.get(value, "currentColor" if value == "#000000" else value)
-            value = re.sub(r"#([mp][0-9a-f]{10})\b", lambda name: "#" + names.setdefault(name[1], f"{prefix}-{len(names)}"), value)
-            element.set(key, names.setdefault(value, f"{prefix}-{len(names)}") if key == "id" else _short(value))
+            value = re.sub(
+                r"#([mp][0-9a-f]{10})\b",
+                lambda name: "#" + names.setdefault(name[1], f"{prefix}-{len(names)}"),
+                value,
+            )
+            element.set(
+                key,
+                names.setdefault(value, f"{prefix}-{len(names)}") if key == "id" else _short(value),
+            )
         if element.text and not element.text.strip():
             element.text = None
         element.tail = None
-    root.attrib = {"class": "chart", "viewBox": root.attrib["viewBox"], "role": "img", "aria-label": clean(words)}
+    root.attrib = {
+        "class": "chart",
+        "viewBox": root.attrib["viewBox"],
+        "role": "img",
+        "aria-label": clean(words),
+    }
     return ElementTree.tostring(root, encoding="unicode")
 
 
 def _short(value: str) -> str:
-    return LONG.sub(lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), " ".join(value.split()))
+    return LONG.sub(
+        lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), " ".join(value.split())
+    )

@@ -8,23 +8,25 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["SMALLEST", "average", "column", "inner", "keys", "number", "thin"]
+__all__ = ["MIN_VALUE", "average", "column", "inner", "keys", "number", "thin"]
 
-LARGEST, SMALLEST = 1e100, 1e-100
+MAX_VALUE, MIN_VALUE = 1e100, 1e-100
 """Beyond the first, numbers are as good as infinite, below the second as good as zero: plots of them would overflow."""
 NUMBERS = (int, float, np.integer, np.floating)
-POINTS = 1000
-MEANS = 120
-FEW = 40
+MAX_POINTS = 1000
+MAX_MEANS = 120
+MIN_POINTS_TO_AVERAGE = 40
 
 
 def number(value: object) -> float:
     """Return a value as a float, NaN where it is not a number to be drawn."""
-    if type(value) is float:  # nearly all of a long run's; the general test takes several times as long
-        return value if -LARGEST <= value <= LARGEST else math.nan
+    if (
+        type(value) is float
+    ):  # nearly all of a long run's; the general test takes several times as long
+        return value if -MAX_VALUE <= value <= MAX_VALUE else math.nan
     if isinstance(value, bool) or not isinstance(value, NUMBERS):
         return math.nan
-    return float(value) if -LARGEST <= value <= LARGEST else math.nan
+    return float(value) if -MAX_VALUE <= value <= MAX_VALUE else math.nan
 
 
 def inner(line: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
@@ -33,10 +35,13 @@ def inner(line: Mapping[str, Any] | None, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def column(lines: Iterable[Mapping[str, Any]], key: str, part: str = "") -> tuple[np.ndarray, np.ndarray]:
+def column(
+    lines: Iterable[Mapping[str, Any]], key: str, part: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps at which lines have a key, in order, and the values there, NaN for those that are not finite.
 
-    Where a step comes twice, because a run was taken up again from a checkpoint, the later line counts.
+    Where a step comes twice, because a run was taken up again from a checkpoint, the later line
+    counts.
 
     Args:
         lines: Lines of metrics.
@@ -44,7 +49,9 @@ def column(lines: Iterable[Mapping[str, Any]], key: str, part: str = "") -> tupl
         part: The part of the line that has the key (`test`); the line itself if empty.
     """
     found = [
-        (number(line.get("step")), number(values[key])) for line in lines if key in (values := inner(line, part) if part else line)
+        (number(line.get("step")), number(values[key]))
+        for line in lines
+        if key in (values := inner(line, part) if part else line)
     ]
     table = np.array(found, dtype=np.float64).reshape(-1, 2)
     table = table[np.isfinite(table[:, 0])][::-1]
@@ -54,10 +61,10 @@ def column(lines: Iterable[Mapping[str, Any]], key: str, part: str = "") -> tupl
 
 def thin(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return at most 1000 points of a curve with the lowest and the highest of each stretch, so that no spike is lost."""
-    if len(x) <= POINTS:
+    if len(x) <= MAX_POINTS:
         return x, y
     kept: list[int] = []
-    for stretch in np.array_split(np.arange(len(x)), POINTS // 2):
+    for stretch in np.array_split(np.arange(len(x)), MAX_POINTS // 2):
         values = y[stretch]
         if np.isfinite(values).any():
             kept += sorted({int(stretch[np.nanargmin(values)]), int(stretch[np.nanargmax(values)])})
@@ -70,10 +77,12 @@ def average(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the means of equal stretches of a curve, of ten points or more each; nothing for a curve of a few points."""
     known = np.isfinite(y)
     x, y = x[known], y[known]
-    if len(x) < FEW:
+    if len(x) < MIN_POINTS_TO_AVERAGE:
         return x[:0], y[:0]
-    stretches = min(MEANS, len(x) // 10)
-    return tuple(np.array([part.mean() for part in np.array_split(values, stretches)]) for values in (x, y))  # type: ignore[return-value]
+    stretches = min(MAX_MEANS, len(x) // 10)
+    return tuple(
+        np.array([part.mean() for part in np.array_split(values, stretches)]) for values in (x, y)
+    )  # type: ignore[return-value]
 
 
 def keys(lines: Sequence[Mapping[str, Any]], part: str = "") -> list[str]:

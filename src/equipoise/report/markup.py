@@ -9,20 +9,35 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NONE", "clean", "clock", "count", "describe", "escape", "figure", "plural", "power", "sections", "table"]
+__all__ = [
+    "NONE",
+    "clean",
+    "clock",
+    "count",
+    "describe",
+    "escape",
+    "figure",
+    "plural",
+    "power",
+    "sections",
+    "table",
+]
 
-LONGEST = 4000
+MAX_TEXT_LENGTH = 4000
 NONE = "\u2013"
 """In place of a number that is not there."""
-# control characters and halves of surrogate pairs are not text in HTML; marks of direction can make one name look like another
-UNFIT = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+# control characters and halves of surrogate pairs are not text in HTML; marks of direction can make
+# one name look like another
+UNFIT = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]"
+)
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def clean(value: object) -> str:
     """Return a value as text of a sensible length that HTML can hold."""
     text = str(value)
-    return UNFIT.sub("�", text if len(text) <= LONGEST else text[:LONGEST] + " …")
+    return UNFIT.sub("�", text if len(text) <= MAX_TEXT_LENGTH else text[:MAX_TEXT_LENGTH] + " …")
 
 
 def escape(value: object) -> str:
@@ -32,7 +47,11 @@ def escape(value: object) -> str:
 
 def describe(value: object) -> str:
     """Return a setting as it would stand in TOML, strings without quotes unless empty."""
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
+    return (
+        value
+        if isinstance(value, str) and value
+        else json.dumps(value, ensure_ascii=False, default=str)
+    )
 
 
 def count(value: float) -> str:
@@ -74,7 +93,11 @@ def clock(seconds: float) -> str:
     minutes, hours, days = whole // 60, whole // 3600, whole // 86400
     if days:
         return f"{count(days)}\u202fd {hours % 24}\u202fh"
-    return f"{hours}\u202fh {minutes % 60}\u202fmin" if hours else f"{minutes}\u202fmin {whole % 60}\u202fs"
+    return (
+        f"{hours}\u202fh {minutes % 60}\u202fmin"
+        if hours
+        else f"{minutes}\u202fmin {whole % 60}\u202fs"
+    )
 
 
 def table(caption: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
@@ -87,7 +110,8 @@ def table(caption: str, rows: Iterable[Sequence[str]], header: Sequence[str] = (
     """
     head = "".join(f'<th scope="col">{cell}</th>' for cell in header)
     body = "".join(
-        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n' for first, *rest in rows
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in rest)}</tr>\n'
+        for first, *rest in rows
     )
     return f"<table><caption>{caption}</caption>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>\n{body}</tbody></table>"
 
@@ -100,7 +124,11 @@ def sections(settings: Mapping[str, Any], name: str, path: str = "") -> str:
         name: The caption of settings that belong to no section.
         path: The section that they are in.
     """
-    plain = [(escape(key), escape(describe(value))) for key, value in settings.items() if not isinstance(value, Mapping)]
+    plain = [
+        (escape(key), escape(describe(value)))
+        for key, value in settings.items()
+        if not isinstance(value, Mapping)
+    ]
     found = table(escape(path or name), plain) if plain else ""
     for key, value in settings.items():
         if isinstance(value, Mapping):

@@ -8,9 +8,18 @@ import itertools
 from collections.abc import Iterable
 
 from equipoise.report.chart import Chart, draw
+from equipoise.report.content import RunReport
 from equipoise.report.markup import escape, sections
-from equipoise.report.run_report import RunReport
-from equipoise.report.section import confusion_matrix, curves, endings, masks, rates, solver, tiles, trajectory
+from equipoise.report.section import (
+    confusion_matrix,
+    curves,
+    masks,
+    rates,
+    solver,
+    statuses,
+    tiles,
+    trajectory,
+)
 from equipoise.report.style import STYLE
 
 __all__ = ["render_report"]
@@ -19,8 +28,9 @@ __all__ = ["render_report"]
 def render_report(report: RunReport) -> str:
     """Return a training run as one page of HTML that can be sent to others and opened without a network.
 
-    Its content policy allows one style sheet, known by its hash, and pictures that are part of the page: nothing in a name or a
-    setting can run or fetch anything. The same report gives the same page.
+    Its content policy allows one style sheet, known by its hash, and pictures that are part of the
+    page: nothing in a name or a setting can run or fetch anything. The same report gives the same
+        page.
 
     Args:
         report: What the run did. Sections without data are left out.
@@ -36,16 +46,21 @@ def render_report(report: RunReport) -> str:
         ("Training", charts(curves(report))),
         ("Learning rate and gradient", charts(rates(report))),
         ("Solver", charts(solver(report))),
-        ("How solves ended", endings(report)),
+        ("How solves ended", statuses(report)),
         ("Confusion matrix", confusion_matrix(report)),
         ("Sample masks", masks(report)),
         ("The equilibrium of one sample", words + charts(path)),
         ("Configuration", _settings(sections(report.config, "general"))),
         ("Environment", _settings(sections(report.environment, "general"))),
     )
-    body = "\n".join(f"<section><h2>{name}</h2>\n{content}</section>" for name, content in parts if content)
+    body = "\n".join(
+        f"<section><h2>{name}</h2>\n{content}</section>" for name, content in parts if content
+    )
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    policy = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri "
+        "'none'; form-action 'none'"
+    )
     title = escape(report.title)
     return f"""<!DOCTYPE html>
 <html lang="en">

@@ -101,4 +101,9 @@ HEAT
   section { margin-top: 36px; }
   figure, table { break-inside: avoid; }
 }
-""".replace("HEAT", "\n".join(f".heat-{k} {{ background: rgba(var(--heat), {0.07 * k:.2f}); }}" for k in range(1, 11)))
+""".replace(
+    "HEAT",
+    "\n".join(
+        f".heat-{k} {{ background: rgba(var(--heat), {0.07 * k:.2f}); }}" for k in range(1, 11)
+    ),
+)

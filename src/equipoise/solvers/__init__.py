@@ -2,13 +2,23 @@
 
 from equipoise.solvers.accelerated import Accelerated
 from equipoise.solvers.anderson import Anderson
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solution, Solver, Status, Stop, Trace
 from equipoise.solvers.broyden import Broyden
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
 from equipoise.solvers.loop import run
 from equipoise.solvers.newton import Newton
 from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem, Problem
+from equipoise.solvers.protocol import (
+    SOLVERS,
+    Move,
+    Point,
+    Rule,
+    Solution,
+    Solver,
+    Status,
+    Stop,
+    Trace,
+)
 from equipoise.solvers.sam import SAM
 from equipoise.solvers.solve import check_context, solve, unpack_solution
 

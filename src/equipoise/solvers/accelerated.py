@@ -8,8 +8,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
 from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["Accelerated"]
 
@@ -20,9 +20,10 @@ __all__ = ["Accelerated"]
 class Accelerated(Solver):
     """Accelerated gradient on the merit function of a symmetric cell (Nesterov, 1983), with restarts (O'Donoghue & Candes, 2015).
 
-    If the Jacobian of `f` is symmetric with eigenvalues in [0, 1], then `z - f(z)` is the gradient of a convex function with
-    unit curvature at most, and `x_new = f(y)`, `y_new = x_new + k / (k + 3) (x_new - x)` is the accelerated method. The momentum
-    of a sample starts again when it points uphill.
+    If the Jacobian of `f` is symmetric with eigenvalues in [0, 1], then `z - f(z)` is the gradient
+    of a convex function with unit curvature at most, and `x_new = f(y)`,
+    `y_new = x_new + k / (k + 3) (x_new - x)` is the accelerated method. The momentum of a sample
+    starts again when it points uphill.
     """
 
     needs_symmetric = True
@@ -45,5 +46,5 @@ class _Momentum(Rule):
         self.age += 1
         return Move(torch.addcmul(f, progress, push))
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         self.last, self.age = self.last[rows], self.age[rows]

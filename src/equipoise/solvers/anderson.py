@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_count, require_fraction
 from equipoise.core.tree import to_numpy
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
+from equipoise.core.validate import require_count, require_fraction
 from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["Anderson"]
 
@@ -23,15 +23,16 @@ __all__ = ["Anderson"]
 class Anderson(Solver):
     """Mix the last `memory` values of the map so that the mixed residual is smallest (type II; Walker & Ni, 2011).
 
-    `z <- sum_i a_i (z_i + damping g_i)`, `g_i = f(z_i) - z_i`, with `a = argmin |sum_i a_i g_i|` under `sum_i a_i = 1`,
-    separately for each sample. The Gram matrix is scaled to unit diagonal, because residuals of a converging solve span many
-    orders of magnitude, and shifted by machine epsilon, which keeps it regular when residuals are dependent.
+    `z <- sum_i a_i (z_i + damping g_i)`, `g_i = f(z_i) - z_i`, with `a = argmin |sum_i a_i g_i|`
+    under `sum_i a_i = 1`, separately for each sample. The Gram matrix is scaled to unit diagonal,
+    because residuals of a converging solve span many orders of magnitude, and shifted by machine
+    epsilon, which keeps it regular when residuals are dependent.
 
     Args:
         memory: Pairs kept; 1 is plain fixed-point iteration.
         damping: Share of the residual added, in (0, 1].
-        plain_rate: Mixing costs as much as a small cell, so a sample takes plain steps as long as each shrinks its residual below
-            this fraction. 0 mixes from the start.
+        plain_rate: Mixing costs as much as a small cell, so a sample takes plain steps as long as
+            each shrinks its residual below this fraction. 0 mixes from the start.
     """
 
     memory: int = 5
@@ -51,7 +52,8 @@ class Anderson(Solver):
 class _Mix(Rule):
     """Gaps are stored with unit length, so that the Gram matrix needs no scaling; `inverse` holds their lengths' inverses.
 
-    Places not used yet hold zeros and a unit diagonal, and so get no share: all operations have one shape from the first step on.
+    Places not used yet hold zeros and a unit diagonal, and so get no share: all operations have one
+    shape from the first step on.
     """
 
     def __init__(self, solver: Anderson, z: Tensor) -> None:
@@ -62,7 +64,9 @@ class _Mix(Rule):
         self.smallest = limits.tiny
         self.diagonal = 1 + solver.memory * limits.eps
         self.count = 0
-        self.slow = np.full(len(z), self.plain_rate == 0)  # samples for which plain steps are too slow
+        self.slow = np.full(
+            len(z), self.plain_rate == 0
+        )  # samples for which plain steps are too slow
         self.resting = np.zeros(len(z), dtype=bool)  # samples that mixing has not helped lately
         self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
@@ -117,11 +121,13 @@ class _Mix(Rule):
         if self.count == 1:
             return Move(value)
         weight = self.inverse / self.inverse.amax(dim=1, keepdim=True)
-        share = weight.mul_(torch.linalg.solve_ex(self.gram, weight)[0])  # in place: the solution is not contiguous, and bmm minds
+        share = weight.mul_(
+            torch.linalg.solve_ex(self.gram, weight)[0]
+        )  # in place: the solution is not contiguous, and bmm minds
         share /= share.sum(dim=1, keepdim=True)
         return Move(torch.bmm(share.unsqueeze(1), self.values).squeeze(1))
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         if self.count:
             self.values, self.gaps = self.values[rows], self.gaps[rows]
             self.gram, self.inverse = self.gram[rows], self.inverse[rows]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from equipoise.solvers.anderson import Anderson
-from equipoise.solvers.base import Solver
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.linear import ConjugateGradient, Neumann
+from equipoise.solvers.protocol import Solver
 
 __all__ = ["pick_adjoint", "pick_forward"]
 
@@ -16,8 +16,8 @@ EASY = 0.3
 def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
     """Return plain iteration for a Lipschitz bound of at most 0.3, else Anderson.
 
-    Symmetric cells gain from mixing at once: the eigenvalues of their Jacobians all lie on one side. For others it begins with
-    plain steps, and mixes for the samples where they are slow.
+    Symmetric cells gain from mixing at once: the eigenvalues of their Jacobians all lie on one
+    side. For others it begins with plain steps, and mixes for the samples where they are slow.
     """
     if lipschitz is not None and lipschitz <= EASY:
         return FixedPoint()

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_count
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
+from equipoise.core.validate import require_count
 from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["Broyden"]
 
@@ -22,8 +22,9 @@ __all__ = ["Broyden"]
 class Broyden(Solver):
     """Good Broyden method on `g(z) = f(z) - z` from the model Jacobian `-I` (Broyden, 1965; Kelley, 1995, section 7.3).
 
-    The inverse model is `H = I + sum_i u_i v_i^T`, so that the step is `s = H g`. After it, with `w = H g_new`,
-    `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step. After `memory` updates it starts again from `I`.
+    The inverse model is `H = I + sum_i u_i v_i^T`, so that the step is `s = H g`. After it, with
+    `w = H g_new`, `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step. After
+    `memory` updates it starts again from `I`.
 
     Args:
         memory: Updates kept; memory grows with this number, not with the number of steps.
@@ -66,7 +67,7 @@ class _Secant(Rule):
         self.move = torch.addcmul(image, u, row_dot(pulled, gap))
         return Move(at.z + self.move)
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         self.left = [u[rows] for u in self.left]
         self.right = [v[rows] for v in self.right]
         self.move = None if self.move is None else self.move[rows]

@@ -8,9 +8,9 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_fraction
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
+from equipoise.core.validate import require_fraction
 from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["FixedPoint"]
 
@@ -43,5 +43,5 @@ class _Relax(Rule):
     def advance(self, at: Point) -> Move:
         return Move(at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping))
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         pass

@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_count
 from equipoise.core.tree import row_dot, row_norm
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver
+from equipoise.core.validate import require_count
 from equipoise.solvers.problem import Affine, Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["GMRES", "BiCGStab", "ConjugateGradient", "Neumann"]
 
@@ -42,7 +42,7 @@ class ConjugateGradient(Solver):
 
     linear = True
     needs_symmetric = True
-    predicts = True
+    tracks_residual = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Conjugate(problem)
@@ -64,11 +64,15 @@ class _Conjugate(_Krylov):
         self.energy = energy
         image = self.image(self.direction)
         curvature = row_dot(self.direction, image)
-        # Without positive curvature the system is singular or indefinite along this direction: stand still, and stall.
+        # Without positive curvature the system is singular or indefinite along this direction:
+        # stand still, and stall.
         length = torch.where(curvature > 0, energy / curvature, 0.0)
-        return Move(torch.addcmul(at.z, self.direction, length), gap=torch.addcmul(gap, image, length, value=-1))
+        return Move(
+            torch.addcmul(at.z, self.direction, length),
+            gap=torch.addcmul(gap, image, length, value=-1),
+        )
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         assert isinstance(problem, Affine)
         self.problem = problem
         if self.direction is not None and self.energy is not None:
@@ -82,7 +86,7 @@ class BiCGStab(Solver):
     """Stabilised bi-conjugate gradient on `(I - J) v = g` (van der Vorst, 1992): two products a step, fixed memory."""
 
     linear = True
-    predicts = True
+    tracks_residual = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Stabilised(problem)
@@ -91,15 +95,21 @@ class BiCGStab(Solver):
 class _Stabilised(_Krylov):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.memory: list[Tensor] = []  # shadow, direction, image, rho, alpha, omega of the last step
+        self.memory: list[
+            Tensor
+        ] = []  # shadow, direction, image, rho, alpha, omega of the last step
 
     def advance(self, at: Point) -> Move:
         z, residual = at.z, at.gap
         if self.memory:
             shadow, direction, image, old, alpha, omega = self.memory
             rho = row_dot(shadow, residual)
-            # A shadow residual orthogonal to the residual, or a vanished step, ends the recurrence: start again from here.
-            lost = rho.abs() <= torch.finfo(z.dtype).eps * (row_norm(shadow) * row_norm(residual))[:, None]
+            # A shadow residual orthogonal to the residual, or a vanished step, ends the recurrence:
+            # start again from here.
+            lost = (
+                rho.abs()
+                <= torch.finfo(z.dtype).eps * (row_norm(shadow) * row_norm(residual))[:, None]
+            )
             lost |= omega == 0
             weight = _divide(rho, old) * _divide(alpha, omega)
             direction = torch.where(lost, residual, residual + weight * (direction - omega * image))
@@ -118,7 +128,7 @@ class _Stabilised(_Krylov):
         self.memory = [shadow, direction, image, rho, alpha, omega]
         return Move(z, gap=residual)
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         assert isinstance(problem, Affine)
         self.problem = problem
         self.memory = [part[rows] for part in self.memory]
@@ -130,9 +140,10 @@ class _Stabilised(_Krylov):
 class GMRES(Solver):
     """Generalised minimal residual on `(I - J) v = g`, restarted (Saad & Schultz, 1986).
 
-    In the adaptive simpler form (Jiranek & Rozloznik, 2010): directions `p_i` whose images `c_i = (I - J) p_i` are kept
-    orthonormal by two Gram-Schmidt passes. The next direction is the residual after a step that helped, and the last image after
-    one that did not. Iterate and residual are updated at each step, so that each sample can stop on its own.
+    In the adaptive simpler form (Jiranek & Rozloznik, 2010): directions `p_i` whose images
+    `c_i = (I - J) p_i` are kept orthonormal by two Gram-Schmidt passes. The next direction is the
+    residual after a step that helped, and the last image after one that did not. Iterate and
+    residual are updated at each step, so that each sample can stop on its own.
 
     Args:
         memory: Directions before a restart.
@@ -141,7 +152,7 @@ class GMRES(Solver):
     memory: int = 20
 
     linear = True
-    predicts = True
+    tracks_residual = True
 
     def __post_init__(self) -> None:
         require_count("GMRES.memory", self.memory)
@@ -155,7 +166,9 @@ class _Minimal(_Krylov):
         super().__init__(problem)
         self.memory = memory
         self.used = memory  # full: the first step starts a basis
-        self.bases: Tensor = torch.empty(0)  # directions and their images, (samples, memory, 2, width)
+        self.bases: Tensor = torch.empty(
+            0
+        )  # directions and their images, (samples, memory, 2, width)
         self.fallback: Tensor | None = None
 
     def advance(self, at: Point) -> Move:
@@ -165,7 +178,11 @@ class _Minimal(_Krylov):
             self.fallback = None
             self.bases = z.new_empty(z.shape[0], self.memory, 2, z.shape[1])
         before = at.size[:, None]
-        direction = residual if self.fallback is None else torch.where(self.fallback, self.bases[:, self.used - 1, 1], residual)
+        direction = (
+            residual
+            if self.fallback is None
+            else torch.where(self.fallback, self.bases[:, self.used - 1, 1], residual)
+        )
         pair = torch.stack([direction, self.image(direction)], dim=1)
         length = row_norm(pair[:, 1])[:, None]
         if self.used:
@@ -174,7 +191,8 @@ class _Minimal(_Krylov):
                 shares = torch.bmm(pair[:, 1:], images.mT)
                 pair = pair - torch.bmm(shares, bases).view_as(pair)
         left = row_norm(pair[:, 1])[:, None]
-        # An image that lies in the span of the earlier ones ends the Krylov space: no direction is left.
+        # An image that lies in the span of the earlier ones ends the Krylov space: no direction is
+        # left.
         ended = left <= 10 * torch.finfo(z.dtype).eps * length
         pair *= torch.where(ended, 0.0, 1 / left).unsqueeze(1)
         self.bases[:, self.used] = pair
@@ -185,7 +203,7 @@ class _Minimal(_Krylov):
         self.fallback = row_norm(residual)[:, None] > 0.9 * before
         return Move(z, gap=residual)
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         assert isinstance(problem, Affine)
         self.problem = problem
         if self.bases.numel():
@@ -209,5 +227,5 @@ class _Series(Rule):
     def advance(self, at: Point) -> Move:
         return Move(at.f)
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         pass

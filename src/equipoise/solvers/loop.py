@@ -8,15 +8,23 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
-from equipoise.solvers.base import Point, Solution, Solver, Status, Stop
+from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
-from equipoise.solvers.watch import PROGRESS, Watch
+from equipoise.solvers.protocol import Point, Solution, Solver, Status, Stop
 
 __all__ = ["judge", "run"]
 
 
 @torch.no_grad()
-def run(problem: Problem, z: Tensor, solver: Solver, stop: Stop, *, f: Tensor | None = None, trace: bool = False) -> Solution:
+def run(
+    problem: Problem,
+    z: Tensor,
+    solver: Solver,
+    stop: Stop,
+    *,
+    f: Tensor | None = None,
+    trace: bool = False,
+) -> Solution:
     """Solve a problem on matrices.
 
     Args:
@@ -34,11 +42,12 @@ def run(problem: Problem, z: Tensor, solver: Solver, stop: Stop, *, f: Tensor | 
         )
     if solver.needs_symmetric and not problem.symmetric:
         raise ValueError(
-            f"solver {type(solver).__name__} needs a symmetric positive semidefinite Jacobian; the cell does not declare it. "
+            f"solver {type(solver).__name__} needs a symmetric positive semidefinite "
+            "Jacobian; the cell does not declare it. "
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
     solution = _drive(problem, z, solver, stop, f, trace)
-    if solver.predicts and z.numel():
+    if solver.tracks_residual and z.numel():
         _verify(problem, solution, solver, stop)
     return solution
 
@@ -48,39 +57,48 @@ def judge(problem: Problem, z: Tensor, stop: Stop, steps: int) -> Solution:
     """Return what is true of `z` after `steps` updates made elsewhere: converged, short of it, or not finite."""
     f = problem(z)
     residual, scale = row_norm(f - z), problem.scale(f)
-    status = torch.where(residual <= stop.target(scale), int(Status.CONVERGED), int(Status.MAX_STEPS))
+    status = torch.where(
+        residual <= stop.target(scale), int(Status.CONVERGED), int(Status.MAX_STEPS)
+    )
     status = torch.where(residual.isfinite(), status, int(Status.NONFINITE))
     made = torch.full_like(status, steps)
     return Solution(z, status, _relative(residual, scale), made, made + 1)
 
 
-def _drive(problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | None, trace: bool) -> Solution:
+def _drive(
+    problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | None, trace: bool
+) -> Solution:
     every = stop.check_every or (1 if z.device.type == "cpu" else 4)
-    watch = Watch(problem, z, stop, every, trace, solver.exhausts)
+    monitor = Monitor(problem, z, stop, every, trace, solver.runs_all_steps)
     if z.numel() == 0:
-        return watch.solution()
+        return monitor.solution()
     if f is None:
         versions = [tensor._version for tensor in (z, *problem.fixed)]
         f = problem(z)
         if versions != [tensor._version for tensor in (z, *problem.fixed)]:
-            raise ValueError("A step must not change its state or context in place; got one that does. Write z + 1, not z.add_(1).")
+            raise ValueError(
+                "A step must not change its state or context in place; got one that does. "
+                "Write z + 1, not z.add_(1)."
+            )
     rule = solver.start(problem, z, f)
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
         at = Point(z, f, predicted)
         if step % every == 0 or step == stop.max_steps:
-            keep = watch.look(step, problem, at)
+            keep = monitor.look(step, problem, at)
             if keep is not None:
                 if not keep.numel():
                     break
-                problem, at = problem.take(keep), at.take(keep)
-                rule.take(problem, keep)
+                problem, at = problem.select_rows(keep), at.select_rows(keep)
+                rule.select_rows(problem, keep)
         z, known, predicted = rule.advance(at)
         del at  # with the next line: what the rule does not keep is free before the next evaluation
-        f = z  # near enough for rules that predict the gap: only the scale comes from it, and the end is verified
+        # Near enough for rules that predict the gap: only the scale comes from it, and the end is
+        # verified.
+        f = z
         if predicted is None:
             f = problem(z) if known is None else known
-    return watch.solution()
+    return monitor.solution()
 
 
 def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:
@@ -103,9 +121,16 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
         if left < 1:
             solution.status[rows] = int(Status.MAX_STEPS)
             return
-        part = rows if problem.droppable else torch.arange(len(z), device=z.device)
-        again = _drive(problem.take(part), z[part], solver, replace(stop, max_steps=left), f[part], False)
-        again = again if problem.droppable else again.rows(rows)
+        part = rows if problem.can_drop_rows else torch.arange(len(z), device=z.device)
+        again = _drive(
+            problem.select_rows(part),
+            z[part],
+            solver,
+            replace(stop, max_steps=left),
+            f[part],
+            False,
+        )
+        again = again if problem.can_drop_rows else again.rows(rows)
         solution.value = z.index_copy(0, rows, again.value)
         solution.status[rows] = again.status
         solution.steps[rows] += again.steps

@@ -8,12 +8,12 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_count
 from equipoise.core.tree import row_norm
-from equipoise.solvers.base import SOLVERS, Move, Point, Rule, Solver, Stop
+from equipoise.core.validate import require_count
 from equipoise.solvers.linear import GMRES, ConjugateGradient
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Affine, Linearization, Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver, Stop
 
 __all__ = ["Newton"]
 
@@ -27,8 +27,9 @@ REST = 5
 class Newton(Solver):
     """Solve `(I - J) d = f(z) - z` roughly and go along `d` (Qi & Sun, 1993; inexact: Dembo, Eisenstat & Steihaug, 1982).
 
-    The inner solver is conjugate gradient for symmetric cells and GMRES otherwise. The step is halved until the residual falls
-    enough; where it never does, plain steps `f(z)` are taken for a while, since the residual may have to rise before it can fall.
+    The inner solver is conjugate gradient for symmetric cells and GMRES otherwise. The step is
+    halved until the residual falls enough; where it never does, plain steps `f(z)` are taken for a
+    while, since the residual may have to rise before it can fall.
 
     Args:
         forcing: Relative residual of the inner solves.
@@ -57,7 +58,9 @@ class _Search(Rule):
         self.inner: Solver = ConjugateGradient() if problem.symmetric else GMRES()
         self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
         self.local: Linearization | None = None
-        self.rest: Tensor | None = None  # plain steps that each sample has still to take, as a column
+        self.rest: Tensor | None = (
+            None  # plain steps that each sample has still to take, as a column
+        )
 
     def advance(self, at: Point) -> Move:
         z, gap = at.z, at.gap
@@ -86,8 +89,8 @@ class _Search(Rule):
         self.local, self.rest = local, torch.where(good, rest - 1, float(REST))
         return Move(next_z, local.value)
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         self.problem = problem
         if self.local is not None:
-            self.local = self.local.take(rows) if self.local.take else None
+            self.local = self.local.select_rows(rows) if self.local.select_rows else None
         self.rest = None if self.rest is None else self.rest[rows]

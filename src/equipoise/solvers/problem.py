@@ -22,7 +22,8 @@ class Linearization:
         value: `f(z)`.
         jvp: `v -> J v`.
         vjp: `v -> J^T v`.
-        take: Returns the linearisation of some samples only, given their row numbers; without it the loop linearises again.
+        select_rows: Returns the linearisation of some samples only, given their row numbers;
+            without it the loop linearises again.
         graph: The value with its autograd history, where it was recorded.
         point: The leaf of that history that stands for the state, if it has one.
     """
@@ -30,7 +31,7 @@ class Linearization:
     value: Tree
     jvp: Callable[[Tree], Tree]
     vjp: Callable[[Tree], Tree]
-    take: Callable[[Tensor], Linearization] | None = None
+    select_rows: Callable[[Tensor], Linearization] | None = None
     graph: Tensor | None = None
     point: Tensor | None = None
 
@@ -47,7 +48,8 @@ def linearize_by_autograd(
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
-            "Linearising a step must happen outside of torch.inference_mode, which records nothing; use torch.no_grad."
+            "Linearising a step must happen outside of torch.inference_mode, which records "
+            "nothing; use torch.no_grad."
         )
     with torch.enable_grad():
         point = z.detach().requires_grad_()
@@ -67,7 +69,9 @@ def linearize_by_autograd(
             with torch.enable_grad():
                 dummy = torch.zeros_like(value, requires_grad=True)
                 recorded = value if twice is None else twice(point)
-                (pulled,) = torch.autograd.grad(recorded, point, dummy, create_graph=True, allow_unused=True)
+                (pulled,) = torch.autograd.grad(
+                    recorded, point, dummy, create_graph=True, allow_unused=True
+                )
             if pulled is None or not pulled.requires_grad:
                 return torch.zeros_like(v)
             forward.append((dummy, pulled))
@@ -84,17 +88,17 @@ class Equation(ABC):
     Attributes:
         rows: For each argument, whether its first axis is the batch.
         symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
-        droppable: Whether samples may leave the batch.
-        written: Places of arguments that evaluating may write to.
-        records: Whether `declared` gives a `graph` when gradients are enabled.
+        can_drop_rows: Whether samples may leave the batch.
+        mutable_args: Places of arguments that evaluating may write to.
+        linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         layout: How the state's tensors lie in the rows; nothing if the rows are the state.
     """
 
     rows: tuple[bool, ...] = ()
-    written: frozenset[int] = frozenset()
+    mutable_args: frozenset[int] = frozenset()
     symmetric: bool = False
-    droppable: bool = True
-    records: bool = False
+    can_drop_rows: bool = True
+    linearize_keeps_graph: bool = False
     layout: Layout | None = None
 
     @abstractmethod
@@ -125,15 +129,16 @@ class Problem(ABC):
     Attributes:
         symmetric: Whether the Jacobian is symmetric positive semidefinite.
         affine: Whether the map is affine.
-        droppable: Whether samples may leave the batch.
+        can_drop_rows: Whether samples may leave the batch.
         coupled: Whether the samples depend on each other, so that the batch is one row.
         fixed: Tensors that evaluating must not change.
-        work: Evaluations and Jacobian products so far, shared with the problems taken from this one.
+        work: Evaluations and Jacobian products so far, shared with the problems taken from this
+            one.
     """
 
     symmetric: bool = False
     affine: bool = False
-    droppable: bool = True
+    can_drop_rows: bool = True
     coupled: bool = False
     fixed: Sequence[Tensor] = ()
     work: Work
@@ -147,7 +152,7 @@ class Problem(ABC):
         """Evaluate the map and linearise it."""
 
     @abstractmethod
-    def take(self, rows: Tensor) -> Problem:
+    def select_rows(self, rows: Tensor) -> Problem:
         """Return the problem of some samples only."""
 
     def scale(self, f: Tensor) -> Tensor:
@@ -180,13 +185,15 @@ class MapProblem(Problem):
         work: The counter to go on with.
     """
 
-    def __init__(self, equation: Equation, args: Sequence[Tensor], work: Work | None = None) -> None:
+    def __init__(
+        self, equation: Equation, args: Sequence[Tensor], work: Work | None = None
+    ) -> None:
         self.equation = equation
         self.args = args
         self.symmetric = equation.symmetric
-        self.droppable = equation.droppable
+        self.can_drop_rows = equation.can_drop_rows
         self.coupled = equation.layout is not None and equation.layout.coupled
-        self.fixed = [arg for place, arg in enumerate(args) if place not in equation.written]
+        self.fixed = [arg for place, arg in enumerate(args) if place not in equation.mutable_args]
         self.work = work or Work()
         self._step = equation.bind(args)
 
@@ -197,10 +204,15 @@ class MapProblem(Problem):
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
         local = self.equation.declared(z, self.args)
-        return local or linearize_by_autograd(self._step, z, self.equation.twice_differentiable(self.args))
+        return local or linearize_by_autograd(
+            self._step, z, self.equation.twice_differentiable(self.args)
+        )
 
-    def take(self, rows: Tensor) -> Problem:
-        args = [arg.index_select(0, rows) if batched else arg for arg, batched in zip(self.args, self.equation.rows, strict=True)]
+    def select_rows(self, rows: Tensor) -> Problem:
+        args = [
+            arg.index_select(0, rows) if batched else arg
+            for arg, batched in zip(self.args, self.equation.rows, strict=True)
+        ]
         return MapProblem(self.equation, args, self.work)
 
     def unpack(self, z: Tensor) -> Tree:
@@ -213,7 +225,8 @@ class MapProblem(Problem):
 class Affine(Problem):
     """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point.
 
-    Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they cannot become.
+    Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they
+    cannot become.
 
     Args:
         base: The problem that was linearised.
@@ -225,16 +238,19 @@ class Affine(Problem):
 
     affine = True
 
-    def __init__(self, base: Problem, point: Tensor, local: Linearization, g: Tensor, *, transpose: bool) -> None:
+    def __init__(
+        self, base: Problem, point: Tensor, local: Linearization, g: Tensor, *, transpose: bool
+    ) -> None:
         self.base = base
         self.point = point
         self.local = local
         self.g = g
         self.transpose = transpose
         self.symmetric = base.symmetric
-        self.droppable = base.droppable
+        self.can_drop_rows = base.can_drop_rows
         self.work = base.work
-        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the cheaper.
+        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
+        # cheaper.
         self._product = local.vjp if transpose or base.symmetric else local.jvp
         self._scale = row_norm(g)
 
@@ -254,7 +270,7 @@ class Affine(Problem):
     def scale(self, f: Tensor) -> Tensor:
         return torch.maximum(row_norm(f), self._scale)
 
-    def take(self, rows: Tensor) -> Problem:
-        base, point = self.base.take(rows), self.point[rows]
-        local = self.local.take(rows) if self.local.take else base.linearize(point)
+    def select_rows(self, rows: Tensor) -> Problem:
+        base, point = self.base.select_rows(rows), self.point[rows]
+        local = self.local.select_rows(rows) if self.local.select_rows else base.linearize(point)
         return Affine(base, point, local, self.g[rows], transpose=self.transpose)

@@ -9,10 +9,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from equipoise.core.require import require_positive
-from equipoise.prox.regularizer import Regularizer, regularizer
-from equipoise.solvers.base import Move, Point, Rule, Solver
+from equipoise.core.validate import require_positive
+from equipoise.prox.regularizer import Regularizer, as_regularizer
 from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import Move, Point, Rule, Solver
 
 __all__ = ["SAM"]
 
@@ -22,35 +22,42 @@ __all__ = ["SAM"]
 class SAM(Solver):
     """Approach the fixed point with the smallest `R`: `z_k = beta_k S_k(z_{k-1}) + (1 - beta_k) f(z_{k-1})` (OptEq, eq. 11).
 
-    `S_k(z) = z - gamma (grad R(z) + lambda_k z)` with `beta_k = eta/k^rho`, `lambda_k = eta/k^decay` and `gamma = 1/(2 L)`,
-    `L = lipschitz`: sequential averaging (Xu, 2004), which has nothing to do with sharpness-aware minimisation. If `f` is
-    nonexpansive, `R` is convex and smooth with one minimiser on the fixed points of `f`, the fixed points of the averaged steps
-    are bounded, and `rho + 2 decay < 1`, then `z_k` converges to that minimiser (OptEq, Theorem 5). For other `R`, such as
-    HSIC, it is a heuristic.
+    `S_k(z) = z - gamma (grad R(z) + lambda_k z)` with `beta_k = eta/k^rho`,
+    `lambda_k = eta/k^decay` and `gamma = 1/(2 L)`, `L = lipschitz`: sequential averaging (Xu,
+    2004), which has nothing to do with sharpness-aware minimisation. If `f` is nonexpansive, `R` is
+    convex and smooth with one minimiser on the fixed points of `f`, the fixed points of the
+    averaged steps are bounded, and `rho + 2 decay < 1`, then `z_k` converges to that minimiser
+    (OptEq, Theorem 5). For other `R`, such as HSIC, it is a heuristic.
 
-    It is slow. The iterate is off by `beta_k`, times the inverse of how fast `f` contracts towards its fixed points, and by
-    `lambda_k`, which pulls towards zero. Besides it lags behind, at worst by `k^-(1 - rho - 2 decay)`, and much less if `R` is
-    strongly convex. Equal exponents would be 1/4 for each; the default of 0.3 serves the first two, which dominated in trials.
-    A smaller `eta` makes the first two smaller and the lag longer.
+    It is slow. The iterate is off by `beta_k`, times the inverse of how fast `f` contracts towards
+    its fixed points, and by `lambda_k`, which pulls towards zero. Besides it lags behind, at worst
+    by `k^-(1 - rho - 2 decay)`, and much less if `R` is strongly convex. Equal exponents would be
+    1/4 for each; the default of 0.3 serves the first two, which dominated in trials. A smaller
+    `eta` makes the first two smaller and the lag longer.
 
-    It makes all `max_steps` steps and returns the last iterate, because being at a fixed point is no reason to stop. Its
-    residual is of the order of `beta_k gamma |grad R|`, so the status is `MAX_STEPS` unless the tolerance is coarse: in a layer
-    set `on_failure="ignore"` or a `tolerance` of that size. `Implicit` differentiates as if the equilibrium were isolated;
-    where there are many, `I - J` is singular and only `Unrolled`, which records the steps of this solver, gives the derivative
-    of what is returned.
+    It makes all `max_steps` steps and returns the last iterate, because being at a fixed point is
+    no reason to stop. Its residual is of the order of `beta_k gamma |grad R|`, so the status is
+    `MAX_STEPS` unless the tolerance is coarse: in a layer set `on_failure="ignore"` or a
+    `tolerance` of that size. `Implicit` differentiates as if the equilibrium were isolated; where
+    there are many, `I - J` is singular and only `Unrolled`, which records the steps of this solver,
+    gives the derivative of what is returned.
 
     Args:
-        regularizer: `R`: a regulariser, its name, or a function as `Custom` takes it. If it ties samples together, the
-            cell must do so too.
+        regularizer: `R`: a regulariser, its name, or a function as `Custom` takes it. If it ties
+            samples together, the cell must do so too.
         rho: How fast `beta_k`, the weight of the regulariser's step, falls.
         decay: How fast `lambda_k`, the pull towards zero, falls.
         lipschitz: A Lipschitz constant of the gradient of `R`; by default the regulariser's own.
-        eta: The first `beta` and `lambda`; by default `min(sqrt(2 lipschitz), lipschitz/2, 1/2)`, as in the theorem. It may be
-            smaller, and up to `min(1, 3 lipschitz)`, where no step expands and the theorem applies to the later steps.
+        eta: The first `beta` and `lambda`; by default `min(sqrt(2 lipschitz), lipschitz/2, 1/2)`,
+            as in the theorem. It may be smaller, and up to `min(1, 3 lipschitz)`, where no step
+            expands and the theorem applies to the later steps.
     """
 
-    exhausts: ClassVar[bool] = True
-    remedy: ClassVar[str] = "sequential averaging is slow: loosen tolerance to a residual of this size, or set on_failure='ignore'"
+    runs_all_steps: ClassVar[bool] = True
+    remedy: ClassVar[str] = (
+        "sequential averaging is slow: loosen tolerance to a residual of this size, or set "
+        "on_failure='ignore'"
+    )
 
     regularizer: str | Regularizer | Callable[[Tensor], Tensor]
     rho: float = 0.3
@@ -62,17 +69,19 @@ class SAM(Solver):
     _scale: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        penalty = regularizer(self.regularizer)
+        penalty = as_regularizer(self.regularizer)
         require_positive("SAM.rho", self.rho)
         require_positive("SAM.decay", self.decay)
         if not self.rho + 2 * self.decay < 1:
             raise ValueError(
-                f"SAM.rho + 2 SAM.decay must be less than 1; got {self.rho} + 2 * {self.decay} = {self.rho + 2 * self.decay:g}."
+                f"SAM.rho + 2 SAM.decay must be less than 1; got {self.rho} + 2 * "
+                f"{self.decay} = {self.rho + 2 * self.decay:g}."
             )
         smoothness = penalty.lipschitz if self.lipschitz is None else self.lipschitz
         if smoothness is None:
             raise ValueError(
-                f"SAM.lipschitz must be given for {type(penalty).__name__}, which knows no Lipschitz constant of its gradient; got "
+                f"SAM.lipschitz must be given for {type(penalty).__name__}, which knows no "
+                "Lipschitz constant of its gradient; got "
                 "None. Pass a bound of its curvature, and smooth a regulariser that has kinks."
             )
         require_positive("SAM.lipschitz", smoothness)
@@ -80,7 +89,10 @@ class SAM(Solver):
         eta = min((2 * smoothness) ** 0.5, smoothness / 2, 0.5) if self.eta is None else self.eta
         require_positive("SAM.eta", eta)
         if eta > largest:
-            raise ValueError(f"SAM.eta must be at most min(1, 3 lipschitz) = {largest:g}; got {eta}. Some steps would expand.")
+            raise ValueError(
+                f"SAM.eta must be at most min(1, 3 lipschitz) = {largest:g}; got {eta}. Some "
+                "steps would expand."
+            )
         for name, value in (("_penalty", penalty), ("_smoothness", smoothness), ("_scale", eta)):
             object.__setattr__(self, name, value)
 
@@ -101,16 +113,21 @@ class SAM(Solver):
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         if problem.affine:
             raise ValueError(
-                "SAM must solve the forward equation, where it chooses among equilibria; got a linear one, such as an adjoint. "
+                "SAM must solve the forward equation, where it chooses among equilibria; got "
+                "a linear one, such as an adjoint. "
                 "Give it to the layer and leave Implicit(solver=...) to another solver."
             )
         if self._penalty.coupled and not problem.coupled:
             raise ValueError(
-                f"SAM.regularizer must not tie independent samples together; got {type(self._penalty).__name__}. "
+                "SAM.regularizer must not tie independent samples together; got "
+                f"{type(self._penalty).__name__}. "
                 "Set coupled = True on the cell, so that the batch is one problem."
             )
         if not isinstance(problem.unpack(z), Tensor):
-            raise ValueError("SAM must have a state of one tensor, which its regulariser is a function of; got a tree of tensors.")
+            raise ValueError(
+                "SAM must have a state of one tensor, which its regulariser is a function of; "
+                "got a tree of tensors."
+            )
         return _Average(self, problem)
 
 
@@ -124,9 +141,11 @@ class _Average(Rule):
         self.step += 1
         beta, decay = self.settings.schedule(self.step)
         gamma = self.settings.gamma
-        slope = self.problem.pack(self.settings._penalty.gradient(self.problem.unpack(at.z)), "Regularizer.gradient")
+        slope = self.problem.pack(
+            self.settings._penalty.gradient(self.problem.unpack(at.z)), "Regularizer.gradient"
+        )
         kept = torch.add((1 - beta) * at.f, at.z, alpha=beta * (1 - gamma * decay))
         return Move(torch.add(kept, slope, alpha=-beta * gamma))
 
-    def take(self, problem: Problem, rows: Tensor) -> None:
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
         self.problem = problem

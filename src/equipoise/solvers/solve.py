@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.solvers.base import SOLVERS, Solution, Solver, Stop, Trace
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Equation, MapProblem
+from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop, Trace
 
 __all__ = ["check_context", "solve", "unpack_solution"]
 
@@ -20,7 +20,9 @@ class Function(Equation):
 
     layout: Layout
 
-    def __init__(self, step: Callable[..., Tree], layout: Layout, context: Tree | None, symmetric: bool) -> None:
+    def __init__(
+        self, step: Callable[..., Tree], layout: Layout, context: Tree | None, symmetric: bool
+    ) -> None:
         structure = Structure(context, "The context")
         self.args = structure.leaves
         self.rows = tuple(not (shared or layout.coupled) for shared in structure.shared)
@@ -28,7 +30,7 @@ class Function(Equation):
         self._step = step
         self.layout = layout
         self._structure = None if context is None else structure
-        self.droppable = context is not None and not layout.coupled
+        self.can_drop_rows = context is not None and not layout.coupled
         check_context(structure, layout)
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -43,11 +45,16 @@ def check_context(structure: Structure, layout: Layout) -> None:
     """Raise unless every context tensor is batch first (or shared) and on the state's device."""
     for leaf, shared in zip(structure.leaves, structure.shared, strict=True):
         if leaf.device != layout.device:
-            raise ValueError(f"The state must be on the device of the context; got {layout.device} and {leaf.device}.")
+            raise ValueError(
+                f"The state must be on the device of the context; got {layout.device} and "
+                f"{leaf.device}."
+            )
         if not shared and (leaf.dim() == 0 or leaf.shape[0] != layout.batch):
             raise ValueError(
-                f"State and context must be batch first with one batch size; got a state of {layout.batch} samples and a context "
-                f"of shape {tuple(leaf.shape)}. Check z0, or wrap a tensor that belongs to the whole batch in Shared."
+                "State and context must be batch first with one batch size; got a state of "
+                f"{layout.batch} samples and a context "
+                f"of shape {tuple(leaf.shape)}. Check z0, or wrap a tensor that belongs to "
+                "the whole batch in Shared."
             )
 
 
@@ -64,8 +71,9 @@ def solve(
 ) -> Solution:
     """Solve `z = step(z)`, or `z = step(z, context)`, for each sample of a batch, without recording gradients.
 
-    With a `context`, finished samples leave the work and the rows of the context leave with them. Without one the step may
-    close over tensors whose rows cannot be dropped, so finished samples are frozen but stay in the batch.
+    With a `context`, finished samples leave the work and the rows of the context leave with them.
+    Without one the step may close over tensors whose rows cannot be dropped, so finished samples
+    are frozen but stay in the batch.
 
     Args:
         step: The map.
@@ -74,7 +82,8 @@ def solve(
         stop: When to stop; by default `Stop()`.
         context: What else the step needs, batch first; `()` for a step that needs nothing else.
         symmetric: Whether the Jacobian of the step is symmetric positive semidefinite.
-        coupled: Whether the samples depend on each other, so that the batch is one problem with one status.
+        coupled: Whether the samples depend on each other, so that the batch is one problem with one
+            status.
         trace: Whether to keep the path in `Solution.trace`.
     """
     layout = Layout(z0, coupled=coupled)
@@ -82,10 +91,14 @@ def solve(
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
-    return unpack_solution(replace(flat, value=flat.value.clone()), layout)  # a step may return somebody else's memory
+    return unpack_solution(
+        replace(flat, value=flat.value.clone()), layout
+    )  # a step may return somebody else's memory
 
 
 def unpack_solution(flat: Solution, layout: Layout) -> Solution:
     """Return a solution on matrices as one on state trees, detached."""
-    trace = flat.trace and Trace(flat.trace.residual, [layout.unpack(state) for state in flat.trace.state])
+    trace = flat.trace and Trace(
+        flat.trace.residual, [layout.unpack(state) for state in flat.trace.state]
+    )
     return replace(flat, value=layout.unpack(flat.value.detach()), trace=trace)

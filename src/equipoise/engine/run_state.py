@@ -1,0 +1,301 @@
+"""All that a run must remember to go on as if it had never stopped, as tensors and plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.engine.distributed import Group
+from equipoise.engine.optimizer import Average
+from equipoise.engine.task import Task
+from equipoise.engine.totals import Totals
+
+__all__ = ["RunProgress", "RunState", "load_weights"]
+
+
+@dataclass
+class RunProgress:
+    """Where a run is, in plain values.
+
+    Attributes:
+        step: Steps made, skipped ones among them.
+        epoch: Epochs that are over.
+        batch: Batches of the present epoch that are over.
+        skipped: Steps skipped.
+        epoch_skipped: Steps skipped in the present epoch.
+        skipped_in_a_row: Steps skipped in a row.
+        best: The best score so far.
+        waited: Epochs since then.
+        seconds: Time that the run has taken.
+        epoch_seconds: Time that it had taken when the present epoch began.
+        busy: Time that the steps of the present epoch have taken.
+        log: Bytes of the log.
+        updates: Updates of the average.
+        scale: Of gradients in float16.
+        train: Means over the last epoch.
+        test: Scores of the weights that are kept.
+        confusion: Their confusion matrix.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    skipped: int = 0
+    epoch_skipped: int = 0
+    skipped_in_a_row: int = 0
+    best: float | None = None
+    waited: int = 0
+    seconds: float = 0.0
+    epoch_seconds: float = 0.0
+    busy: float = 0.0
+    log: int = 0
+    updates: int = 0
+    scale: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    confusion: list[list[int]] | None = None
+
+    def judge(self, score: float | None, *, higher: bool) -> bool:
+        """Compare a score with the best one, remember it if it is better, and return whether it is.
+
+        Args:
+            score: The new score; NaN is worse than anything.
+            higher: Whether more is better.
+        """
+        if score is None or math.isnan(score):
+            better = False
+        elif self.best is None:
+            better = True
+        else:
+            better = score > self.best if higher else score < self.best
+        self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
+        return better
+
+    def load(self, values: Mapping[str, Any]) -> None:
+        """Go to the place that plain values say, or raise `ValueError`."""
+        names = {each.name for each in fields(self)}
+        if set(values) != names:
+            odd = ", ".join(sorted(set(values) ^ names))
+            raise ValueError(f"a checkpoint of another version of equipoise: it differs in {odd}")
+        place = RunProgress(**values)
+        for name in (
+            "step",
+            "epoch",
+            "batch",
+            "skipped",
+            "epoch_skipped",
+            "skipped_in_a_row",
+            "waited",
+            "log",
+            "updates",
+        ):
+            value = getattr(place, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
+        kinds: dict[str, tuple[type, ...]] = {
+            **dict.fromkeys(("seconds", "epoch_seconds", "busy"), (int, float)),
+            **dict.fromkeys(("scale", "train", "test"), (dict,)),
+            "best": (int, float, NoneType),
+            "confusion": (list, NoneType),
+        }
+        for name, kind in kinds.items():
+            if not isinstance(getattr(place, name), kind):
+                raise ValueError(
+                    f"{name} must be a {kind[-1].__name__}; got {getattr(place, name)!r}"
+                )
+        vars(self).update(vars(place))
+
+
+class RunState:
+    """All that changes in a run.
+
+    Args:
+        model: The model.
+        optimizer: Its optimiser.
+        average: The running average of its weights, if there is one.
+        scaler: Of gradients in float16.
+        task: What the run is for.
+
+    Attributes:
+        place: Where the run is.
+        epoch: Sums over the present epoch.
+        past: Sums over the epochs that are over.
+        kept: The best weights so far, where a run stops early.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: Average | None,
+        scaler: torch.amp.GradScaler,
+        task: Task,
+    ) -> None:
+        self.model, self.optimizer, self.average, self.scaler = model, optimizer, average, scaler
+        self.place = RunProgress()
+        self.epoch, self.past = Totals(task), Totals(task)
+        self.kept: dict[str, Tensor] = {}
+
+    def keep(self) -> None:
+        """Remember the present weights as the best so far."""
+        self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+
+    def finish(self) -> None:
+        """Give the model the weights to use: the best ones, if they were looked for, or else the average, if there is one."""
+        if self.kept:
+            self.model.load_state_dict(self.kept)
+        elif self.average:
+            self.average.apply()
+
+    def pack(self, group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return everything as tensors and plain values; all processes must call it.
+
+        Args:
+            group: The processes.
+        """
+        self.place.updates = self.average.updates if self.average else 0
+        self.place.scale = self.scaler.state_dict()
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_tensors(self.optimizer),
+            "average": self.average.values if self.average else {},
+            "kept": self.kept,
+            "random": random_tensors(group),
+            "totals": {"epoch": self.epoch.vector, "past": self.past.vector},
+        }
+        return {
+            f"{part}.{name}": tensor
+            for part, values in parts.items()
+            for name, tensor in values.items()
+        }, asdict(self.place)
+
+    def unpack(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any], group: Group) -> None:
+        """Go back to what `pack` returned, or raise `ValueError` if that was another run's.
+
+        Args:
+            tensors: The tensors.
+            place: The plain values.
+            group: The processes.
+        """
+        parts: dict[str, dict[str, Tensor]] = {
+            "kept": {},
+            "optimizer": {},
+            "average": {},
+            "random": {},
+        }
+        for name, tensor in tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = tensor
+        self.place.load(place)
+        if parts["kept"]:
+            load_weights(self.model, parts["kept"])
+            self.keep()
+        load_weights(self.model, parts["model"])
+        load_optimizer(self.optimizer, parts["optimizer"])
+        if self.average:
+            self.average.load(parts["average"], self.place.updates)
+        self.scaler.load_state_dict(self.place.scale)
+        load_random(parts["random"], group)
+        for totals, name in ((self.epoch, "epoch"), (self.past, "past")):
+            if (
+                parts["totals"][name].shape != totals.vector.shape
+                or parts["totals"][name].dtype != torch.float64
+            ):
+                raise ValueError("sums of another task")
+            totals.load(parts["totals"][name])
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model its weights and buffers, or raise `ValueError` if they are those of another model.
+
+    Args:
+        model: The model.
+        tensors: Its state, by name.
+    """
+    own = model.state_dict()
+    if odd := sorted(set(own) ^ set(tensors)):
+        raise ValueError(f"weights of another model: {odd[0]!r} is in one of them only")
+    for name, tensor in tensors.items():
+        if tensor.shape != own[name].shape or tensor.dtype != own[name].dtype:
+            raise ValueError(
+                f"weights of another model: {name!r} is {_kind(tensor)} where "
+                f"{_kind(own[name])} belongs"
+            )
+    model.load_state_dict(dict(tensors))
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the state of an optimiser as tensors called `INDEX.NAME`."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{index}.{name}": torch.as_tensor(value)
+        for index, each in state.items()
+        for name, value in each.items()
+        if value is not None
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    """Give an optimiser of the same weights its state, or raise `ValueError`.
+
+    Args:
+        optimizer: The optimiser.
+        tensors: What `optimizer_tensors` returned.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if (
+            not index.isdecimal()
+            or int(index) >= len(weights)
+            or (tensor.dim() and tensor.shape != weights[int(index)].shape)
+        ):
+            raise ValueError(f"an optimiser of other weights: {key!r}")
+        # In the layout of its weight, since the order of memory decides how sums are rounded.
+        like = weights[int(index)]
+        state.setdefault(int(index), {})[name] = (
+            torch.empty_like(like).copy_(tensor) if tensor.dim() else tensor
+        )
+    optimizer.load_state_dict(
+        {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
+    )
+
+
+def random_tensors(group: Group) -> dict[str, Tensor]:
+    """Return the states of torch's random numbers in all processes."""
+    own = {"cpu": torch.get_rng_state()}
+    if group.device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(group.device)
+    found: dict[str, Tensor] = {}
+    for name, state in own.items():
+        rows = torch.zeros(group.world, len(state), dtype=torch.float64)
+        rows[group.rank] = state.double()
+        found[name] = group.sum(rows).to(torch.uint8)
+    return found
+
+
+def load_random(tensors: Mapping[str, Tensor], group: Group) -> None:
+    """Set torch's random numbers to what they were, as far as there were as many processes and the same kind of device.
+
+    Args:
+        tensors: What `random_tensors` returned.
+        group: The processes.
+    """
+    cpu, cuda = tensors.get("cpu"), tensors.get("cuda")
+    if cpu is not None and cpu.shape == (group.world, len(torch.get_rng_state())):
+        torch.set_rng_state(
+            cpu[group.rank].clone()
+        )  # of a view with an offset, torch reads beyond the end
+    if cuda is not None and group.device.type == "cuda" and len(cuda) == group.world:
+        torch.cuda.set_rng_state(cuda[group.rank].clone(), group.device)
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"

@@ -1,0 +1,139 @@
+"""What the equilibrium layers of a model did: steps, residuals and endings of all their solves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.families.opteq.cell import OptEqCell
+from equipoise.layers import Equilibrium
+from equipoise.solvers import Solution, Status
+from equipoise.solvers.policy import describe
+
+__all__ = ["Solves", "Tally", "operator_norms", "steps_and_status"]
+
+
+class Tally:
+    """Counts of how samples ended, and how many steps they took, in some solves.
+
+    Attributes:
+        sums: Number of steps, then the number of samples of each `Status`; float64, so that tallies
+            add up as vectors.
+        residual: The largest relative residual.
+    """
+
+    size: ClassVar[int] = 1 + len(Status)
+
+    def __init__(self) -> None:
+        self.sums = torch.zeros(self.size, dtype=torch.float64)
+        self.residual = 0.0
+
+    def add(self, solution: Solution) -> None:
+        """Take in one solve."""
+        if not solution.status.numel():
+            return
+        self.sums[0] += solution.steps.sum().item()
+        self.sums[1:] += torch.bincount(solution.status, minlength=len(Status)).cpu()
+        self.residual = max(self.residual, _largest(solution.residual))
+
+
+def steps_and_status(sums: Tensor) -> tuple[float | None, dict[str, int]]:
+    """Return the mean number of steps and the counts of endings that the sums of a `Tally` say."""
+    total = sums[1:].sum().item()
+    counts = {status.name: int(sums[1 + status]) for status in Status if sums[1 + status]}
+    return (sums[0].item() / total if total else None), counts
+
+
+class Solves:
+    """Listens to all equilibrium layers of a model.
+
+    Args:
+        model: The model.
+
+    Attributes:
+        forward: Tally of the forward solves since `clear`.
+        backward: Tally of the backward solves.
+        failure: A sentence on the first solve that diverged or met NaN since `clear`, empty if
+            there was none.
+        forward_failed: Whether a forward solve did.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.layers = [part for part in model.modules() if isinstance(part, Equilibrium)]
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.forward, self.backward = Tally(), Tally()
+        self.failure = ""
+        self.forward_failed = False
+        self._missed: list[Tensor] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen while the context lasts; whoever listened before does so again afterwards."""
+        places = [
+            (layer, policy)
+            for layer in self.layers
+            for policy in (layer.policy, layer.adjoint_policy)
+        ]
+        before = [policy.observer for _, policy in places]
+        for layer, policy in places:
+            policy.observer = partial(self._heard, layer, policy is layer.adjoint_policy)
+        try:
+            yield
+        finally:
+            for (_, policy), observer in zip(places, before, strict=True):
+                policy.observer = observer
+
+    def missed(self, count: int) -> Tensor:
+        """Return which of the samples of a batch have a forward solve, since `clear`, that missed its tolerance.
+
+        Args:
+            count: How many samples the batch has. A solve of another number of rows, such as a
+                coupled batch, counts for all.
+        """
+        found = torch.zeros(count, dtype=torch.bool)
+        for missed in self._missed:
+            found |= missed if len(missed) == count else missed.any()
+        return found
+
+    def _heard(self, layer: Equilibrium, backward: bool, solution: Solution) -> None:
+        (self.backward if backward else self.forward).add(solution)
+        if not backward:
+            self._missed.append(~solution.converged.cpu())
+        if bool((solution.status >= Status.DIVERGED).any()):
+            self.forward_failed |= not backward
+            self.failure = self.failure or (
+                f"{'backward' if backward else 'forward'} solve: {describe(solution, layer.stop)}"
+            )
+
+
+def operator_norms(model: nn.Module) -> dict[str, float]:
+    """Return proven bounds of the norms of all weights of OptEqs, and the Lipschitz constants that other cells declare.
+
+    Args:
+        model: The model.
+    """
+    norms: dict[str, float] = {}
+    with torch.no_grad():
+        for name, part in model.named_modules():
+            if not isinstance(part, Equilibrium):
+                continue
+            cells = [inner for inner in part.cell.modules() if isinstance(inner, OptEqCell)]
+            bounds = [bound for cell in cells for bound in cell.norms()]
+            if not cells and (lipschitz := part.cell.lipschitz()) is not None:
+                bounds = [torch.as_tensor(lipschitz)]
+            for number, bound in enumerate(bounds, start=1):
+                norms[f"{name or 'equilibrium'}.{number}"] = float(bound)
+    return norms
+
+
+def _largest(values: Tensor) -> float:
+    finite = values[torch.isfinite(values)]
+    return float(finite.max()) if len(finite) == len(values) else float("inf")

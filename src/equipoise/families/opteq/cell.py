@@ -1,0 +1,417 @@
+"""The cell of an OptEq: one or several proximal maps in a row, with control of their norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.errors import ConvergenceError
+from equipoise.core.registry import choose
+from equipoise.core.transforms import is_wrapped
+from equipoise.core.tree import Shared
+from equipoise.core.validate import require_positive
+from equipoise.layers.cell import Cell
+from equipoise.operators.operator import Operator, OperatorWeights, is_recorded, plus
+from equipoise.prox.activation import Activation
+from equipoise.solvers.problem import Linearization
+
+__all__ = ["FrozenLayer", "Norm", "OptEqCell", "project_norms", "project_norms_after"]
+
+Norm = Literal["none", "scale", "project"]
+
+BOUND = 0.99
+"""How large the norms of controlled weights may become, by default: a contraction with a margin that float32 can see."""
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    """One layer of an OptEq at fixed weights and input, `F(z) = alpha f(z) + (1 - alpha) z` (OptEq, eq. 6).
+
+    `f(z) = (1/mu) W^T s(W z + c)` is the gradient of the convex `psi` and the proximal map of
+    `phi = psi* - |.|^2/2` if `mu >= L_s |W|^2` (OptEq, Theorem 1).
+
+    Attributes:
+        operator: What `W` is.
+        weights: Its weights, after norm control.
+        activation: `s`.
+        c: `U x + b`, batch first.
+        alpha: Share of the new value, in (0, 1].
+        mu: The scale.
+    """
+
+    operator: Operator
+    weights: OperatorWeights
+    activation: Activation
+    c: Tensor
+    alpha: Tensor | float
+    mu: float
+
+    def pre_activation(self, z: Tensor) -> Tensor:
+        """Return `W z + c`."""
+        return self.operator.apply_with(self.weights, z) + self.c
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Return `W^T y`."""
+        return self.operator.adjoint_with(self.operator.transposed(self.weights), y)
+
+    def prox(self, z: Tensor) -> Tensor:
+        """Return `f(z)`, the proximal map of `phi` at `z`."""
+        return self.adjoint(self.activation(self.pre_activation(z))) / self.mu
+
+    def step(self, z: Tensor) -> Tensor:
+        """Return `F(z)`."""
+        return self.alpha * self.prox(z) + (1 - self.alpha) * z
+
+    def psi(self, z: Tensor) -> Tensor:
+        """Return `psi(z) = (1/mu) 1^T S(W z + c)`, whose gradient is `f`; shape (batch,)."""
+        return (
+            self.activation.potential(self.pre_activation(z)).reshape(z.shape[0], -1).sum(dim=1)
+            / self.mu
+        )
+
+    def norm(self) -> Tensor:
+        """Return a proven upper bound of `|W|`."""
+        return self.operator.bound(self.weights)
+
+    def lipschitz(self) -> Tensor:
+        """Return a proven upper bound of the Lipschitz constant of `F`: `alpha L_s |W|^2/mu + 1 - alpha`."""
+        return self.alpha * (self.activation.slopes[1] * self.norm().square() / self.mu) + (
+            1 - self.alpha
+        )
+
+
+class OptEqCell(Cell):
+    """`z = f_L o ... o f_1(z)`, `f_l(z) = (alpha_l/mu) W_l^T s_l(W_l z + U_l x + b_l) + (1 - alpha_l) z` (OptEq, eq. 5 and 6).
+
+    Effective weights and injections are computed once for each solve. One layer is a proximal map,
+    so that its Jacobian is symmetric; several are not.
+
+    Args:
+        operators: `W_1, ..., W_L`.
+        inputs: `x -> U_l x + b_l`, for each layer.
+        activations: `s_1, ..., s_L`.
+        alpha: `alpha`, shared or one for each layer, in (0, 1].
+        learn_alpha: Whether `alpha` is trained, one number if it is shared. A share of exactly 1
+            starts at 0.9999, from where it moves slowly.
+        mu: The scale `mu`.
+        norm: How norms are controlled: `none`; `scale` divides each weight by its norm where that
+            is too large, within the layer and differentiably; `project` leaves that to `project`,
+            after each optimiser step.
+        bound: The largest `|W_l|` that control allows, in units of `sqrt(mu/L_s)`, where layers
+            stop being nonexpansive.
+        start: Whether a solve starts at the input, as the paper's does, or at zero.
+    """
+
+    linearize_keeps_graph = True
+
+    def __init__(
+        self,
+        operators: Sequence[Operator],
+        inputs: Sequence[nn.Module],
+        activations: Sequence[Activation],
+        *,
+        alpha: float | Sequence[float] = 0.8,
+        learn_alpha: bool = False,
+        mu: float = 1.0,
+        norm: Norm = "scale",
+        bound: float = BOUND,
+        start: bool = False,
+    ) -> None:
+        super().__init__()
+        if not len(operators) == len(inputs) == len(activations):
+            counts = f"{len(operators)}, {len(inputs)} and {len(activations)}"
+            raise ValueError(
+                f"OptEqCell must have as many operators as inputs and activations; got {counts}."
+            )
+        self.operators = nn.ModuleList(operators)
+        self.inputs = nn.ModuleList(inputs)
+        self.activations = tuple(activations)
+        require_positive("OptEq.mu", mu)
+        if not isinstance(learn_alpha, bool):
+            raise ValueError(f"OptEq.learn_alpha must be True or False; got {learn_alpha!r}.")
+        choose("OptEq.norm", norm, get_args(Norm))
+        require_positive("OptEq.bound", bound)
+        if norm != "none" and bound > 1:
+            raise ValueError(
+                "OptEq.bound must be at most 1, since larger weights certify nothing; got "
+                f"{bound}. Use norm='none' for no control."
+            )
+        self.mu = float(mu)
+        self.norm = norm
+        self.bound = float(bound)
+        self.start = start
+        self._bounds: dict[
+            int, tuple[tuple[object, ...], Tensor]
+        ] = {}  # worth remembering between solves
+        self.symmetric = len(operators) == 1
+        self.shared_alpha = not isinstance(alpha, list | tuple)
+        values = _numbers(alpha)
+        if not self.shared_alpha and len(values) != len(operators):
+            raise ValueError(
+                f"OptEq.alpha must be one number or one for each of the {len(operators)} "
+                f"layers; got {len(values)}."
+            )
+        self.fixed_alpha: tuple[float, ...] | None = tuple(values)
+        if learn_alpha:
+            inside = torch.tensor(values).clamp(max=1 - 1e-4)  # 1 itself is at the end of the line
+            self.alpha_logit = nn.Parameter(torch.logit(inside))
+            self.fixed_alpha = None
+
+    @property
+    def alpha(self) -> tuple[Tensor | float, ...]:
+        """The share of the new value in each layer: numbers if they are fixed, else tensors."""
+        values: Sequence[Tensor | float] = self.fixed_alpha or tuple(
+            torch.sigmoid(self.alpha_logit)
+        )
+        return tuple(values) * len(self.operators) if self.shared_alpha else tuple(values)
+
+    def limit(self, layer: int) -> float:
+        """The largest norm that control allows a layer's weight: `bound sqrt(mu/L_s)`."""
+        slope = self.activations[layer].slopes[1]
+        return self.bound * math.sqrt(self.mu / slope) if slope > 0 else math.inf
+
+    def effective_weights(self) -> list[OperatorWeights]:
+        """Return the weights of each layer after norm control, differentiable."""
+        made = [operator.weights() for operator in self._operators]
+        if self.norm != "scale":
+            return made
+        for layer, operator in enumerate(self._operators):
+            weights, limit = made[layer], self.limit(layer)
+            if limit == math.inf:
+                continue
+            if any(is_wrapped(weight) for weight in weights):
+                made[layer] = operator.scaled(
+                    weights, limit / operator.bound(weights).clamp_min(limit)
+                )
+                continue
+            bound = self._known_bound(layer, weights)
+            if bound is None or (torch.is_grad_enabled() and not bool(bound <= limit)):
+                bound = operator.bound(weights)
+                self._bounds[layer] = (_fingerprint(weights), bound.detach())
+            # Weights within the limit stay what they are: the common case needs no new tensors.
+            if not bool(bound <= limit):
+                made[layer] = operator.scaled(weights, limit / bound)
+        return made
+
+    def norms(self) -> list[Tensor]:
+        """Return a proven upper bound of `|W_l|` for each layer, after norm control."""
+        return [
+            operator.bound(weights)
+            for operator, weights in zip(self._operators, self.effective_weights(), strict=True)
+        ]
+
+    def _known_bound(self, layer: int, weights: OperatorWeights) -> Tensor | None:
+        """The bound of a layer's norm, if the weights are those that it was computed for."""
+        mark, bound = self._bounds.get(layer, ((), None))
+        return bound if bound is not None and mark == _fingerprint(weights) else None
+
+    @property
+    def _operators(self) -> list[Operator]:
+        return list(self.operators)  # type: ignore[arg-type]
+
+    def frozen_layers(self, x: Tensor) -> list[FrozenLayer]:
+        """Return the layers at their present weights for the input `x`; for theory."""
+        self._check(x)
+        return [
+            FrozenLayer(operator, weights, activation, inject(x), alpha, self.mu)
+            for operator, weights, activation, inject, alpha in zip(
+                self._operators,
+                self.effective_weights(),
+                self.activations,
+                self.inputs,
+                self.alpha,
+                strict=True,
+            )
+        ]
+
+    def _check(self, x: Tensor) -> None:
+        for operator in self._operators:
+            operator.check(x)
+
+    def inject(self, x: Tensor) -> Any:
+        self._check(x)
+        x = _channels_last(x)
+        parts = []
+        for operator, weights, inject, alpha in zip(
+            self._operators, self.effective_weights(), self.inputs, self.alpha, strict=True
+        ):
+            turned = operator.transposed(weights)
+            # alpha and mu ride on the adjoint's weights: one pass over the state less in each step.
+            factor = alpha / self.mu
+            turned = (
+                turned
+                if isinstance(factor, float) and factor == 1
+                else operator.scaled(turned, factor)
+            )
+            rest = Shared(1 - alpha) if isinstance(alpha, Tensor) else None
+            # Weights in the layout of the states, or each convolution would copy them.
+            weights, turned = (tuple(map(_channels_last, group)) for group in (weights, turned))
+            parts.append((inject(x), tuple(map(Shared, weights)), tuple(map(Shared, turned)), rest))
+        return parts
+
+    def initial(self, x: Tensor, context: Any) -> Tensor:
+        if self.start:
+            return _channels_last(x)
+        return self._operators[0].zeros(context[0][0])
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        for operator, activation, fixed, (c, weights, turned, rest) in zip(
+            self._operators, self.activations, self._rest, context, strict=True
+        ):
+            a = operator.affine_with(weights, z, c)
+            hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
+            z = _add_skip(operator.adjoint_with(turned, hidden), z, fixed if rest is None else rest)
+        return z
+
+    @property
+    def _rest(self) -> Sequence[float | None]:
+        """`1 - alpha` of each layer, where it is fixed."""
+        if self.fixed_alpha is None:
+            return (None,) * len(self.operators)
+        values = [1 - value for value in self.fixed_alpha]
+        return values * len(self.operators) if self.shared_alpha else values
+
+    def linearize(self, z: Tensor, context: Any) -> Linearization | None:
+        if not all(activation.elementwise for activation in self.activations):
+            return None
+        slopes: list[Tensor] = []
+        linear: list[_Factor] = []
+        for operator, activation, fixed, (c, weights, turned, rest) in zip(
+            self._operators, self.activations, self._rest, context, strict=True
+        ):
+            rest = fixed if rest is None else rest
+            a = operator.affine_with(weights, z, c)
+            slopes.append(activation.derivative(a.detach()))
+            linear.append(
+                (
+                    operator,
+                    _detached(weights),
+                    _detached(turned),
+                    rest.detach() if isinstance(rest, Tensor) else rest,
+                )
+            )
+            hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
+            z = _add_skip(operator.adjoint_with(turned, hidden), z, rest)
+        return _linear(z, slopes, linear)
+
+    def lipschitz(self) -> float | None:
+        """Return `prod_l (alpha_l bound^2 + 1 - alpha_l)` where norms are divided, which certifies it at no cost."""
+        if self.norm != "scale":
+            return None
+        if any(isinstance(alpha, Tensor) and is_wrapped(alpha) for alpha in self.alpha):
+            return None
+        shares = [
+            float(alpha.detach()) if isinstance(alpha, Tensor) else alpha for alpha in self.alpha
+        ]
+        return math.prod(alpha * self.bound**2 + 1 - alpha for alpha in shares)
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Divide the weights whose norm is larger than the limit, in place."""
+        for layer, operator in enumerate(self._operators):
+            if not all(bool(weight.isfinite().all()) for weight in operator.weights()):
+                raise ConvergenceError(
+                    "project must find finite weights; got NaN or infinity in layer "
+                    f"{layer + 1}. Lower the learning rate."
+                )
+            excess = float(operator.bound(operator.weights())) / self.limit(layer)
+            if excess > 1:
+                operator.scale_(1 / excess)
+
+
+def _numbers(alpha: float | Sequence[float]) -> list[float]:
+    given: list[object] = list(alpha) if isinstance(alpha, list | tuple) else [alpha]
+    for value in given:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise ValueError(f"OptEq.alpha must be in (0, 1]; got {value!r}.")
+    return [float(value) for value in given]  # type: ignore[arg-type]
+
+
+def _fingerprint(weights: OperatorWeights) -> tuple[object, ...]:
+    """What changes whenever weights do; the sums are for changes through `.data`, which torch's version counter does not see."""
+    return tuple(
+        mark
+        for weight in weights
+        for mark in (weight.data_ptr(), weight._version, weight.dtype, *_sums(weight.detach()))
+    )
+
+
+def _sums(weight: Tensor) -> tuple[float, float]:
+    return float(weight.sum()), float(torch.linalg.vector_norm(weight))
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """Lay images out as convolutions on a CPU run fastest; everything that follows keeps it."""
+    return (
+        x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not is_wrapped(x) else x
+    )
+
+
+def _add_skip(value: Tensor, z: Tensor, rest: Tensor | float | None) -> Tensor:
+    if isinstance(rest, Tensor):
+        return torch.addcmul(value, z, rest)
+    return plus(value, z, rest) if rest else value
+
+
+_Factor = tuple[Operator, OperatorWeights, OperatorWeights, Tensor | float | None]
+
+
+def _detached(weights: OperatorWeights) -> OperatorWeights:
+    return tuple(weight.detach() for weight in weights)
+
+
+def _linear(value: Tensor, slopes: list[Tensor], linear: list[_Factor]) -> Linearization:
+    """Return the composition of layers with Jacobians `turned D weights + rest`, where `D` holds the slopes."""
+
+    def product(v: Tensor, layers: Sequence[int]) -> Tensor:
+        for layer in layers:
+            operator, weights, turned, rest = linear[layer]
+            w = operator.apply_with(weights, v)
+            w = w * slopes[layer] if is_recorded(w) else w.mul_(slopes[layer])
+            v = _add_skip(operator.adjoint_with(turned, w), v, rest)
+        return v
+
+    forwards = range(len(slopes))
+    # Each factor alpha W^T D W / mu + 1 - alpha is symmetric, so that the transposed product runs
+    # through them backwards.
+    return Linearization(
+        value.detach(),
+        jvp=lambda v: product(v, forwards),
+        vjp=lambda v: product(v, forwards[::-1]),
+        select_rows=lambda rows: _linear(
+            value.detach().index_select(0, rows),
+            [slope.index_select(0, rows) for slope in slopes],
+            linear,
+        ),
+        graph=value if value.requires_grad else None,
+    )
+
+
+def project_norms(module: nn.Module) -> None:
+    """Divide the weights of every OptEq in `module` with `norm="project"` whose norm is larger than its bound allows, in place.
+
+    Call it after each optimiser step, or let `project_norms_after` do that.
+    """
+    given: object = module
+    if not isinstance(given, nn.Module):
+        raise ValueError(f"project.module must be a module; got {type(given).__name__}.")
+    cells = [
+        part for part in module.modules() if isinstance(part, OptEqCell) and part.norm == "project"
+    ]
+    if not cells:
+        raise ValueError("project.module must hold an OptEq with norm='project'; got none.")
+    for cell in cells:
+        cell.project_()
+
+
+def project_norms_after(
+    optimizer: torch.optim.Optimizer, module: nn.Module
+) -> torch.utils.hooks.RemovableHandle:
+    """Call `project_norms(module)` now and after each step of `optimizer`; return a handle whose `remove()` ends that."""
+    project_norms(module)
+    return optimizer.register_step_post_hook(lambda *_: project_norms(module))

@@ -1,0 +1,215 @@
+"""Numerical conjugates: the inverse of a layer, the value of `phi` anywhere, and its Moreau envelopes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.core.errors import ConvergenceError
+from equipoise.core.tree import row_norm
+from equipoise.families.opteq.damped_newton import TIGHT, DampedNewton
+from equipoise.families.opteq.potential import Potential
+
+__all__ = ["conjugate", "envelope", "invert", "objective_value"]
+
+LOOSE = 1e-9
+"""Relative residual that is good enough where rounding ends an iteration early."""
+MAX_STEPS = 500
+PATIENCE = 10
+"""Steps in which the gap must halve, or it has reached its limit."""
+REACH = 1e9
+"""How many times larger than the largest hidden value at hand one is assumed to be possible."""
+
+
+def invert(potential: Potential, target: Tensor, t: float, start: Tensor) -> Tensor:
+    """Return `y` with `(1 - t) f(y) + t y = target`, the inverse of a layer with a skip connection, for `t` in (0, 1].
+
+    It minimises `(1 - t) psi(y) + t |y|^2/2 - <target, y>`, which is strongly convex and 1-smooth.
+    Raises `ConvergenceError` where float64 does not get there.
+
+    Args:
+        potential: The layer.
+        target: Shape (batch, m), float64.
+        t: The share of the skip connection.
+        start: Where to begin, like `target`.
+    """
+    y = start.clone()
+    if not len(y):
+        return y
+    left = torch.arange(len(y), device=y.device)
+    search = DampedNewton(potential, target, t, y)
+    for _ in range(MAX_STEPS):
+        over = (search.size <= TIGHT) | search.stuck
+        y[left[over]] = search.y[over]
+        if bool((search.size[over] > LOOSE).any()):
+            break
+        left, search = left[~over], search.select_rows(~over)
+        if not len(left):
+            return y
+        search.advance()
+    else:
+        y[left] = search.y
+        if bool((search.size <= LOOSE).all()):
+            return y
+    raise ConvergenceError(
+        "The inverse of a layer was not found: relative residual "
+        f"{float(search.size.max()):.1e} in float64. Look for NaN or huge "
+        "numbers; a larger share of the skip connection makes the problem easier."
+    )
+
+
+def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
+    """Return `psi*(z) = sup_y <z, y> - psi(y)`, shape (batch,); infinite outside of its domain.
+
+    Damped Newton steps climb wherever the supremum is, attained or not. The gap `z - f(y)` tends to
+    zero if `z` is in the closed domain, and otherwise to the shortest way there, across which a
+    hyperplane separates `z` from all that the layer can return. That hyperplane is verified before
+    infinity is returned. Where neither is reached, `ConvergenceError` is raised.
+
+    Args:
+        potential: The layer.
+        z: Shape (batch, m), float64.
+        tolerance: How far from the domain, relative to `|z| + |f(z)|`, a point may lie by rounding;
+            its value is then that of a point of the domain within this distance.
+    """
+    value = torch.full_like(z[:, 0], math.nan)
+    if not len(z):
+        return value
+    left = torch.arange(len(z), device=z.device)
+    search = DampedNewton(potential, z, 0.0, z)
+    record = torch.full_like(value, math.inf)
+    age = torch.zeros_like(left)
+    for _ in range(MAX_STEPS):
+        better = search.size < record / 2
+        record, age = torch.where(better, search.size, record), torch.where(better, 0, age + 1)
+        tight, ended = search.size <= TIGHT, search.stuck | (age >= PATIENCE)
+        far = (search.size > tolerance) & (age > 0) & _separated(search, tolerance, age % 5 == 3)
+        over = tight | far | (ended & (search.size <= tolerance)) | search.stuck
+        value[left[over]] = torch.where(far, math.inf, _value(search, tight))[over]
+        lost = over & ~far & (search.size > tolerance)
+        if bool(lost.any()):
+            left, search = left[lost], search.select_rows(lost)
+            break
+        left, record, age, search = (
+            left[~over],
+            record[~over],
+            age[~over],
+            search.select_rows(~over),
+        )
+        if not len(left):
+            return value
+        search.advance()
+    raise ConvergenceError(
+        f"The conjugate of the potential was not found for {len(left)} of {len(z)} samples: "
+        "it is open whether they lie in its "
+        f"domain (relative distance {float(search.size.max()):.1e}). Give a tolerance above "
+        "that, or use on_step."
+    )
+
+
+def _value(search: DampedNewton, tight: Tensor) -> Tensor:
+    """`psi*`: at `z` to second order where the gap is within rounding, otherwise exactly at `f(y)` nearby."""
+    y, f = search.y, search.potential.prox(search.y)
+    near = torch.where(tight[:, None], search.target, f)
+    return (near * y).sum(dim=1) - search.potential.psi(y)
+
+
+def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tensor:
+    """Whether a hyperplane across the gap keeps `z` away from every `W^T q/mu` with `q` in the range of `s`, by `tolerance`.
+
+    Hidden values are taken to be at most `REACH` times as large as those at hand, since no finite
+    number of steps can exclude more. Where the search has stalled, the hyperplane is turned a
+    little: see `_turned`.
+    """
+    gap, potential = -search.gradient, search.potential
+    direction = gap / row_norm(gap).clamp_min(torch.finfo(gap.dtype).tiny)[:, None]
+    hidden = potential.hidden(search.y)
+    largest = REACH * (1 + float(hidden.abs().max()))
+    distance, wanted = _distance(search, direction, largest), tolerance * search.scale
+    for row in (stalled & (distance <= wanted)).nonzero()[:, 0]:
+        turned = _turned(potential, hidden[row], direction[row], largest)
+        if turned is not None:
+            distance[row] = _distance(search.select_rows(row[None]), turned[None], largest)[0]
+    return distance > wanted
+
+
+def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) -> Tensor | None:
+    """Return the direction without its part along the rows of `W` in whose directions the domain has no end, or nothing.
+
+    At the limit of the search it has no such part, but before that any rounding, times hidden
+    values without a bound, crosses the hyperplane. These rows are the ones whose hidden value is
+    not at an end of the range, and those that point across.
+    """
+    W = potential.matrix
+    low, high = (float(end) for end in potential.ends(largest))
+    above, below = high >= largest, low <= -largest
+    if W is None or not (above or below):
+        return None
+    margin = 1e-6 * (1 + float(q.abs().max()))
+    parallel = (q > low + margin) & (q < high - margin)
+    turned = direction
+    for _ in range(3):
+        turned = direction - torch.linalg.pinv(W[parallel], rtol=1e-10) @ (W[parallel] @ direction)
+        across = W @ turned
+        crossing = ((across > 1e-14) & above) | ((across < -1e-14) & below)
+        if not bool((crossing & ~parallel).any()):
+            break
+        parallel |= crossing
+    return turned
+
+
+def _distance(search: DampedNewton, direction: Tensor, largest: float) -> Tensor:
+    """By how much the hyperplane across a direction of unit length keeps `z` away from the domain; negative if it does not."""
+    low, high = search.potential.ends(largest)
+    across = search.potential.apply(direction)
+    farthest = torch.maximum(low * across, high * across).sum(dim=1) / search.potential.mu
+    return (search.target * direction).sum(dim=1) - farthest
+
+
+def objective_value(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
+    """Return `phi(z) = psi*(z) - |z|^2/2`, shape (batch,); infinite outside of its domain.
+
+    If `W^T` is injective, in closed form: `z = W^T q/mu` has one solution `q`, and
+    `psi*(z) = (1/mu) (1^T S*(q) - <c, q>)`, which is OptEq's eq. 4 for the ReLU. Otherwise through
+    `conjugate`.
+
+    Args:
+        potential: The layer.
+        z: Shape (batch, m), float64.
+        tolerance: As for `conjugate`.
+    """
+    W = potential.matrix
+    inverse = None if W is None or W.shape[0] > W.shape[1] else _right_inverse(W)
+    square = z.square().sum(dim=1) / 2
+    if inverse is None:
+        return conjugate(potential, z, tolerance) - square
+    q = potential.mu * z @ inverse
+    low, high = potential.ends(math.inf)
+    q = q.clamp(low, high)
+    scale = row_norm(z) + row_norm(potential.prox(z)) + torch.finfo(z.dtype).tiny
+    outside = row_norm(potential.adjoint(q) / potential.mu - z) > tolerance * scale
+    value = (
+        potential.activation.conjugate(q).sum(dim=1) - (potential.c * q).sum(dim=1)
+    ) / potential.mu - square
+    return torch.where(outside, math.inf, value)
+
+
+def _right_inverse(W: Tensor) -> Tensor | None:
+    """`W^+`, shape (m, n), if `W^T` is injective well enough."""
+    U, s, Vh = torch.linalg.svd(W, full_matrices=False)
+    return (Vh.T / s) @ U.T if bool(s[-1] > 1e-8 * s[0]) else None
+
+
+def envelope(potential: Potential, z: Tensor, t: float) -> Tensor:
+    """Return the Moreau envelope `M_phi^t(z) = min_u phi(u) + |u - z|^2/(2 t)` for `t` in (0, 1], shape (batch,).
+
+    `(1 - t) M_phi^t = [(1 - t) psi + t |.|^2/2]* - |.|^2/2` (OptEq v1, proof of Theorem 2, with
+    `alpha = 1 - t`); the minimiser is `u = f(y)` where `(1 - t) f(y) + t y = z`. At `t = 1` it is
+    `|z|^2/2 - psi(z)`.
+    """
+    if t == 1:
+        return potential.merit(z)
+    y = invert(potential, z, t, z)
+    return potential.at_step(y) + t / 2 * (potential.prox(y) - y).square().sum(dim=1)

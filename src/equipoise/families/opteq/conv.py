@@ -1,0 +1,169 @@
+"""OptEq on images, with convolutions as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from equipoise.core.validate import require_count
+from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
+from equipoise.families.opteq.layer import (
+    ActivationLike,
+    OptEqLayer,
+    RegularizerLike,
+    Shape,
+    each_activation,
+    each_width,
+)
+from equipoise.gradients.base import Gradient
+from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
+from equipoise.operators.operator import Convolution, Operator, Padding
+from equipoise.operators.operator import separable as make_separable
+from equipoise.solvers.policy import OnFailure
+from equipoise.solvers.protocol import Solver, Stop
+
+__all__ = ["OptEqConv2d"]
+
+
+class OptEqConv2d(OptEqLayer):
+    """An equilibrium layer on images whose equilibrium solves a convex problem (OptEq, eq. 5 and 6), with convolutions as weights.
+
+    `W_l` are convolutions of stride 1 that keep the image size, and `W_l^T` their exact adjoints.
+
+    Args:
+        in_channels: Channels of the input.
+        state_channels: Channels of the state, which is the output.
+        hidden: Output channels of `W_l`, one number for each layer; a number means one layer.
+        kernel_size: Side of all kernels, of `W_l` and `U_l`, or their height and width. They must
+            fit into the images.
+        activation: As for `OptEq`, elementwise.
+        alpha: As for `OptEq`.
+        norm: As for `OptEq`; norms are proven bounds of the true operator norm at every image size.
+        regularizer: As for `OptEq`.
+        solver: As for `OptEq`.
+        gradient: As for `OptEq`.
+        tolerance: As for `OptEq`.
+        max_steps: As for `OptEq`.
+        on_failure: As for `OptEq`.
+        padding: `zeros` or `circular`.
+        groups: Channel groups of `W_l` that do not mix.
+        separable: Whether `W_l` and `U_l` are depthwise-separable, as in the ImageNet models.
+        strength: As for `OptEq`.
+        mu: As for `OptEq`.
+        bound: As for `OptEq`.
+        learn_alpha: As for `OptEq`.
+        bias: As for `OptEq`.
+        stop: As for `OptEq`.
+
+    Shape:
+        (batch, in_channels, height, width) to (batch, state_channels, height, width).
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        state_channels: int,
+        hidden: int | Sequence[int],
+        kernel_size: int | tuple[int, int] = 3,
+        activation: ActivationLike | Sequence[ActivationLike] = "relu",
+        alpha: float | Sequence[float] = 0.8,
+        norm: Norm = "scale",
+        regularizer: RegularizerLike | None = None,
+        solver: str | Solver = "auto",
+        gradient: str | Gradient = "implicit",
+        tolerance: float = TOLERANCE,
+        max_steps: int = MAX_STEPS,
+        on_failure: OnFailure = "warn",
+        *,
+        padding: Padding = "zeros",
+        groups: int = 1,
+        separable: bool = False,
+        strength: float = 0.1,
+        mu: float = 1.0,
+        bound: float = BOUND,
+        learn_alpha: bool = False,
+        bias: bool = True,
+        stop: Stop | None = None,
+    ) -> None:
+        widths = each_width("OptEqConv2d", hidden)
+        for name, value in (("in_channels", in_channels), ("state_channels", state_channels)):
+            require_count(f"OptEqConv2d.{name}", value)
+        size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        for side in size:
+            require_count("OptEqConv2d.kernel_size", side)
+        if separable and groups != 1:
+            raise ValueError(
+                f"OptEqConv2d.groups must be 1 for separable convolutions; got {groups}."
+            )
+
+        def weight(width: int) -> Operator:
+            if separable:
+                return make_separable(state_channels, width, size, padding=padding)
+            return Convolution(state_channels, width, size, padding=padding, groups=groups)
+
+        def injection(width: int) -> nn.Module:
+            if not separable:
+                return _same_size(in_channels, width, size, padding, bias=bias)
+            depthwise = _same_size(
+                in_channels, in_channels, size, padding, groups=in_channels, bias=False
+            )
+            return nn.Sequential(depthwise, nn.Conv2d(in_channels, width, 1, bias=bias))
+
+        cell = OptEqCell(
+            [weight(width) for width in widths],
+            [injection(width) for width in widths],
+            each_activation(activation, len(widths)),
+            alpha=alpha,
+            learn_alpha=learn_alpha,
+            mu=mu,
+            norm=norm,
+            bound=bound,
+            start=in_channels == state_channels,
+        )
+        if not all(own.elementwise for own in cell.activations):
+            raise ValueError(
+                "OptEqConv2d.activation must be elementwise; got a matrix activation. Use "
+                "OptEq for it."
+            )
+        super().__init__(
+            cell,
+            regularizer,
+            strength,
+            solver=solver,
+            gradient=gradient,
+            tolerance=tolerance,
+            max_steps=max_steps,
+            on_failure=on_failure,
+            stop=stop,
+        )
+        self.in_channels = in_channels
+        self.state_channels = state_channels
+
+    def _shapes(self) -> tuple[Shape, Shape]:
+        return ("batch", self.in_channels, "height", "width"), (
+            "batch",
+            self.state_channels,
+            "height",
+            "width",
+        )
+
+
+def _same_size(
+    into: int, out: int, size: tuple[int, int], padding: Padding, *, bias: bool, groups: int = 1
+) -> nn.Module:
+    """A convolution that keeps the image size."""
+    height, width = size
+    if height % 2 and width % 2:
+        return nn.Conv2d(
+            into,
+            out,
+            size,
+            padding=(height // 2, width // 2),
+            padding_mode=padding,
+            groups=groups,
+            bias=bias,
+        )
+    margin = ((width - 1) // 2, width // 2, (height - 1) // 2, height // 2)
+    pad = nn.ZeroPad2d(margin) if padding == "zeros" else nn.CircularPad2d(margin)
+    return nn.Sequential(pad, nn.Conv2d(into, out, size, groups=groups, bias=bias))

@@ -1,0 +1,255 @@
+"""The networks of the OptEq paper, and small ones for small images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypedDict, Unpack
+
+from torch import nn
+
+from equipoise.core.validate import require_count
+from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
+from equipoise.families.opteq.conv import OptEqConv2d
+from equipoise.families.opteq.layer import (
+    ActivationLike,
+    OptEqLayer,
+    RegularizerLike,
+    each_activation,
+)
+from equipoise.gradients.base import Gradient
+from equipoise.models.extractor import convolutional_extractor, residual_extractor
+from equipoise.models.factory import register_model
+from equipoise.models.head import ImageHead, PixelHead, PooledHead
+from equipoise.models.network import Network
+from equipoise.operators.operator import Composed, Operator, separable
+from equipoise.solvers.policy import OnFailure
+from equipoise.solvers.protocol import Solver
+
+__all__ = ["OptEqOptions", "SolveOptions"]
+
+
+class SolveOptions(TypedDict, total=False):
+    """How an equilibrium is found and differentiated; the documentation of `Equilibrium` explains it."""
+
+    solver: str | Solver
+    gradient: str | Gradient
+    tolerance: float
+    max_steps: int
+    on_failure: OnFailure
+
+
+class OptEqOptions(SolveOptions, total=False):
+    """The options that all these models hand to their layer; the documentation of `OptEq` explains them."""
+
+    alpha: float | Sequence[float]
+    learn_alpha: bool
+    norm: Norm
+    bound: float
+    activation: ActivationLike | Sequence[ActivationLike]
+    regularizer: RegularizerLike | None
+    strength: float
+
+
+SMALL: OptEqOptions = {"tolerance": 1e-3, "max_steps": 50}
+"""What networks for small images solve to: tighter than training needs, and cheap."""
+
+LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
+"""What networks for large images solve to: as the paper's looser implicit training does (OptEq, Table 8)."""
+
+
+@register_model("opteq-digits")
+def digits(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+    """Grey images of 8 x 8, such as scikit-learn's digits: one layer of 32 channels, a convex problem.
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return _pooled((1, 8, 8), 16, (32,), 2, num_classes, options, stride=1)
+
+
+@register_model("opteq-mnist")
+def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+    """Grey images of 28 x 28, such as MNIST: three layers of 32, 64 and 64 channels.
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return _pooled((1, 28, 28), 24, (32, 64, 64), 4, num_classes, options)
+
+
+@register_model("opteq-cifar10-199k")
+def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+    """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters in the equilibrium (OptEq, Tables 3, 5 and 8).
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return _pooled((3, 32, 32), 30, (16, 32, 64, 128, 128), 4, num_classes, options)
+
+
+@register_model("opteq-cifar10-162k")
+def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+    """CIFAR-10, five layers of 16 to 128 channels with 162 k parameters in all (OptEq, Table 4).
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return _pooled((3, 32, 32), 29, (16, 32, 64, 64, 128), 4, num_classes, options, features=28)
+
+
+@register_model("opteq-cifar10-1.4m")
+def cifar10_1400k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+    """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4; there with regularizer='decorrelation').
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return _pooled((3, 32, 32), 64, (64, 128, 256, 256, 512), 4, num_classes, options)
+
+
+def _pooled(
+    input_shape: tuple[int, int, int],
+    channels: int,
+    hidden: Sequence[int],
+    grid: int,
+    num_classes: int,
+    options: OptEqOptions,
+    *,
+    features: int | None = None,
+    stride: int = 2,
+) -> Network:
+    """An extractor of one convolution, convolutional layers, and averages over a grid; as many features as channels by default."""
+    features = features or channels
+    return Network(
+        convolutional_extractor(input_shape[0], [features], stride=stride),
+        OptEqConv2d(features, channels, hidden, **(SMALL | options)),
+        PooledHead(channels, grid, num_classes),
+        input_shape,
+        multiple=1,
+    )
+
+
+@register_model("opteq-imagenet-small")
+def imagenet_small(
+    *, num_classes: int = 1000, layers: int = 13, **options: Unpack[OptEqOptions]
+) -> Network:
+    """ImageNet, separable layers after two stages of ResNet-50: 18 M parameters without classifier (OptEq-Small, Table 6).
+
+    The table gives five layers and 7 M parameters, which contradict each other: layers of its
+    kernels and channels have 0.53 M each. 13 layers have the published size, five the published
+    number.
+
+    Args:
+        num_classes: Number of classes.
+        layers: Number of layers.
+        **options: See `OptEqOptions`.
+    """
+    require_count("opteq-imagenet-small.layers", layers)
+    equilibrium = OptEqConv2d(512, 512, [512] * layers, separable=True, **(LARGE | options))
+    _keep_scale(equilibrium)
+    return Network(
+        residual_extractor(1, 256, 8),
+        equilibrium,
+        ImageHead((512, 1024, 2048), num_classes),
+        (3, 224, 224),
+        multiple=1,
+    )
+
+
+@register_model("opteq-imagenet-mid")
+def imagenet_mid(
+    *, num_classes: int = 1000, layers: int = 8, **options: Unpack[OptEqOptions]
+) -> Network:
+    """ImageNet, pairs of separable layers after two stages of Wide-ResNet-50: 40 M without classifier (OptEq-Middle, Table 6).
+
+    `W_l` is a depthwise 5 x 5 convolution from 512 to 1024 channels, a mix to 512, a depthwise 3 x
+    3 convolution and a mix. The table gives three layers and 13 M parameters, which contradict each
+    other: each has 1.6 M. 8 layers have the published size.
+
+    Args:
+        num_classes: Number of classes.
+        layers: Number of layers.
+        **options: See `OptEqOptions`.
+    """
+    require_count("opteq-imagenet-mid.layers", layers)
+    return Network(
+        residual_extractor(2, 512, 7),
+        _paired(512, layers, **(LARGE | options)),
+        ImageHead((512, 1024, 2048), num_classes),
+        (3, 224, 224),
+        multiple=1,
+    )
+
+
+def _paired(
+    channels: int,
+    layers: int,
+    *,
+    activation: ActivationLike | Sequence[ActivationLike] = "relu",
+    alpha: float | Sequence[float] = 0.8,
+    learn_alpha: bool = False,
+    norm: Norm = "scale",
+    bound: float = BOUND,
+    regularizer: RegularizerLike | None = None,
+    strength: float = 0.1,
+    **solving: Unpack[SolveOptions],
+) -> OptEqLayer:
+    """Layers whose weights are two separable convolutions, the first with twice as many channels within."""
+
+    def weight() -> Operator:
+        pair = Composed(
+            [separable(channels, channels, 5, multiplier=2), separable(channels, channels, 3)]
+        )
+        pair.scale_(2)  # both begin with a norm of about one half, and so shall their product
+        return pair
+
+    def injection() -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(channels, 2 * channels, 5, padding=2, groups=channels, bias=False),
+            nn.Conv2d(2 * channels, channels, 1, bias=False),
+            nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False),
+            nn.Conv2d(channels, channels, 1),
+        )
+
+    cell = OptEqCell(
+        [weight() for _ in range(layers)],
+        [injection() for _ in range(layers)],
+        each_activation(activation, layers),
+        alpha=alpha,
+        learn_alpha=learn_alpha,
+        norm=norm,
+        bound=bound,
+        start=True,
+    )
+    equilibrium = OptEqLayer(cell, regularizer, strength, **solving)
+    _keep_scale(equilibrium)
+    return equilibrium
+
+
+def _keep_scale(equilibrium: OptEqLayer) -> None:
+    """Draw injections that keep the scale of the input, of which torch's own would lose a factor of 1.7 with each convolution."""
+    for part in equilibrium.layers.inputs.modules():
+        if isinstance(part, nn.Conv2d):
+            nn.init.kaiming_normal_(part.weight, nonlinearity="linear")
+
+
+@register_model("opteq-cityscapes")
+def cityscapes(*, num_classes: int = 19, **options: Unpack[OptEqOptions]) -> Network:
+    """Cityscapes, a class for each pixel: three layers of 256, 512 and 512 channels at an eighth of the size (OptEq, Table 10).
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `OptEqOptions`.
+    """
+    return Network(
+        convolutional_extractor(3, [64, 128, 256]),
+        OptEqConv2d(256, 256, (256, 512, 512), **(LARGE | options)),
+        PixelHead(256, num_classes, scale=8),
+        (3, 512, 1024),
+        multiple=8,
+    )

@@ -1,0 +1,259 @@
+"""Changes of the problem behind a cell, each a cell around a cell (OptEq, Table 1); they compose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from equipoise.core.registry import choose
+from equipoise.core.validate import require_fraction, require_positive
+from equipoise.layers.cell import Cell
+from equipoise.prox.regularizer import Regularizer, as_regularizer
+
+__all__ = ["ChangeOfVariable", "Regularized", "Skip"]
+
+Operation = Literal["auto", "gradient", "prox"]
+
+
+class _Change(Cell):
+    """A cell around a cell, which it asks for everything that it does not change."""
+
+    def __init__(self, cell: Cell) -> None:
+        super().__init__()
+        given: object = cell
+        if not isinstance(given, Cell):
+            raise ValueError(
+                f"{type(self).__name__}.cell must be a Cell; got {type(given).__name__}."
+            )
+        self.cell = cell
+        self.symmetric = cell.symmetric
+        self.coupled = cell.coupled
+
+    def inject(self, x: Any) -> Any:
+        return self.cell.inject(x)
+
+    def initial(self, x: Any, context: Any) -> Any:
+        return self.cell.initial(x, context)
+
+    def readout(self, z: Any, context: Any) -> Any:
+        return self.cell.readout(z, context)
+
+    def lipschitz(self) -> Tensor | float | None:
+        return self.cell.lipschitz()
+
+
+class Skip(_Change):
+    """`alpha f(z) + (1 - alpha) z`: the Moreau envelope `alpha M_phi^(1 - alpha)` in place of `phi` (OptEq, Table 1, row 2).
+
+    The equilibria are the same. The step is strongly monotone and averaged: plain iteration
+    converges for nonexpansive maps too.
+
+    Args:
+        cell: The cell, with one tensor as its state.
+        alpha: Share of the new value, in (0, 1].
+    """
+
+    def __init__(self, cell: Cell, alpha: float) -> None:
+        super().__init__(cell)
+        require_fraction("Skip.alpha", alpha)
+        self.alpha = alpha
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        return torch.lerp(z, self.cell.step(z, context), self.alpha)
+
+    def lipschitz(self) -> Tensor | float | None:
+        inner = self.cell.lipschitz()
+        return None if inner is None else self.alpha * inner + 1 - self.alpha
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}"
+
+
+class ChangeOfVariable(_Change):
+    """`A^-1(f(A(z)))` for an invertible affine `A(z) = scale Q z + shift`: `phi o A` in place of `phi` (OptEq, Table 1, row 3).
+
+    The equilibria are `A^-1` of the cell's. The Jacobian stays symmetric, and the step a proximal
+    map, only if `Q` is a multiple of an orthogonal matrix (a rotation or reflection); otherwise the
+    cell does not declare it.
+
+    Args:
+        cell: The cell, with one tensor as its state.
+        matrix: `Q`, invertible, for states of shape (batch, m); the identity by default.
+        scale: A number other than 0.
+        shift: A tensor of the shape of one state, or a number.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        *,
+        matrix: Tensor | None = None,
+        scale: float = 1.0,
+        shift: Tensor | float | None = None,
+    ) -> None:
+        super().__init__(cell)
+        if (
+            isinstance(scale, bool)
+            or not isinstance(scale, int | float)
+            or not 0 < abs(scale) < math.inf
+        ):
+            raise ValueError(
+                f"ChangeOfVariable.scale must be a finite number other than 0; got {scale!r}."
+            )
+        self.scale = float(scale)
+        self.matrix: Tensor | None
+        self.inverse: Tensor | None
+        self.shift: Tensor | None
+        self.register_buffer("matrix", None)
+        self.register_buffer("inverse", None)
+        # A number in full precision, so that layers in float64 get all of it.
+        given = (
+            torch.tensor(shift, dtype=torch.float64) if isinstance(shift, int | float) else shift
+        )
+        self.register_buffer("shift", given)
+        self._condition = 1.0
+        for name, tensor in (("matrix", matrix), ("shift", given)):
+            if tensor is not None and not (
+                isinstance(tensor, Tensor)
+                and tensor.is_floating_point()
+                and bool(tensor.isfinite().all())
+            ):
+                raise ValueError(
+                    f"ChangeOfVariable.{name} must be a tensor of finite floating-point "
+                    f"numbers; got {tensor!r}."
+                )
+        if matrix is not None:
+            if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+                raise ValueError(
+                    f"ChangeOfVariable.matrix must be square; got shape {tuple(matrix.shape)}."
+                )
+            values = torch.linalg.svdvals(matrix)
+            if not bool(values[-1] > len(matrix) * torch.finfo(matrix.dtype).eps * values[0]):
+                raise ValueError(
+                    "ChangeOfVariable.matrix must be invertible; got singular values from "
+                    f"{values[0]:.3g} down to {values[-1]:.3g}."
+                )
+            self.matrix = matrix.detach().clone()
+            self.inverse = torch.linalg.inv(self.matrix)
+            conformal = bool(
+                values[0] <= values[-1] * (1 + 100 * len(matrix) * torch.finfo(matrix.dtype).eps)
+            )
+            self.symmetric = self.symmetric and conformal
+            # A stretched norm says nothing about the Euclidean one beyond the condition number.
+            self._condition = 1.0 if conformal else float(values[0] / values[-1])
+
+    def change(self, z: Tensor) -> Tensor:
+        """Return `A(z)`."""
+        self._fit(z)
+        z = z if self.matrix is None else z @ self.matrix.to(z).T
+        z = z if self.scale == 1 else z * self.scale
+        return z if self.shift is None else z + self.shift.to(z)
+
+    def invert(self, y: Tensor) -> Tensor:
+        """Return `A^-1(y)`."""
+        self._fit(y)
+        y = y if self.shift is None else y - self.shift.to(y)
+        y = y if self.scale == 1 else y / self.scale
+        return y if self.inverse is None else y @ self.inverse.to(y).T
+
+    def _fit(self, z: Tensor) -> None:
+        if self.matrix is not None and (z.dim() != 2 or z.shape[1] != len(self.matrix)):
+            raise ValueError(
+                "ChangeOfVariable.matrix must fit states of shape (batch, m); got "
+                f"{tuple(self.matrix.shape)} for a state of shape "
+                f"{tuple(z.shape)}."
+            )
+        if self.shift is not None and self.shift.shape not in (torch.Size(), z.shape[1:]):
+            raise ValueError(
+                "ChangeOfVariable.shift must have the shape of one state, "
+                f"{tuple(z.shape[1:])}; got {tuple(self.shift.shape)}."
+            )
+
+    def initial(self, x: Any, context: Any) -> Tensor:
+        return self.invert(self.cell.initial(x, context))
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        return self.invert(self.cell.step(self.change(z), context))
+
+    def readout(self, z: Tensor, context: Any) -> Tensor:
+        return z
+
+    def lipschitz(self) -> Tensor | float | None:
+        inner = self.cell.lipschitz()
+        return None if inner is None else self._condition * inner
+
+
+class Regularized(_Change):
+    """`f(T_R(z))`: `phi + gamma R` in place of `phi`, with `T_R(z) = z - gamma grad R(z)` (OptEq, Theorem 4).
+
+    With the proximal map in place of the gradient step, `T_R = prox_(gamma R)`, the equilibrium
+    minimises `phi + M_(gamma R)`, the Moreau envelope of `gamma R`, instead. The term is added to
+    what the cell as a whole stands for: with a skip connection of share `alpha` that is
+    `alpha M_phi^(1 - alpha)`, so that minimisers of `phi + gamma R` itself are found with
+    `alpha = 1`. For several layers, see `DeepObjective`.
+
+    Args:
+        cell: The cell, with one tensor as its state.
+        regularizer: `R`: a regulariser, its name, or a function of the state.
+        strength: `gamma`.
+        operation: `gradient`, `prox`, or `auto`: the proximal map where there is one, as in the
+            paper's Table 2.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        regularizer: str | Regularizer | Callable[[Tensor], Tensor],
+        strength: float = 0.1,
+        operation: Operation = "auto",
+    ) -> None:
+        super().__init__(cell)
+        self.regularizer = as_regularizer(regularizer)
+        require_positive("Regularized.strength", strength)
+        choose("Regularized.operation", operation, get_args(Operation))
+        if operation == "prox" and not self.regularizer.has_prox:
+            raise ValueError(
+                "Regularized.operation must be 'gradient' for "
+                f"{type(self.regularizer).__name__}, which has no proximal map; "
+                "got 'prox'."
+            )
+        self.strength = strength
+        self.by_prox = operation == "prox" or (operation == "auto" and self.regularizer.has_prox)
+        self.symmetric = False  # a product of two symmetric matrices is not symmetric
+        self.coupled = cell.coupled or self.regularizer.coupled
+
+    def operate(self, z: Tensor) -> Tensor:
+        """Return `T_R(z)`."""
+        if self.by_prox:
+            return self.regularizer.prox(z, self.strength)
+        return z - self.strength * self.regularizer.gradient(z)
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        value: Tensor = self.cell.step(self.operate(z), context)
+        return value
+
+    @property
+    def factor(self) -> float | None:
+        """A Lipschitz constant of `T_R`, if one is known."""
+        curvature = self.regularizer.lipschitz
+        if self.regularizer.convex and (
+            self.by_prox or (curvature is not None and self.strength * curvature <= 2)
+        ):
+            return (
+                1.0  # proximal maps and short gradient steps of convex functions are nonexpansive
+            )
+        return None if curvature is None or self.by_prox else 1 + self.strength * curvature
+
+    def lipschitz(self) -> Tensor | float | None:
+        inner, factor = self.cell.lipschitz(), self.factor
+        return None if inner is None or factor is None else factor * inner
+
+    def extra_repr(self) -> str:
+        return (
+            f"regularizer={self.regularizer}, strength={self.strength}, "
+            f"operation={'prox' if self.by_prox else 'gradient'}"
+        )

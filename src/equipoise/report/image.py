@@ -1,0 +1,104 @@
+"""Pictures inside a page: PNG as data, colours of labels."""
+
+from __future__ import annotations
+
+import base64
+import colorsys
+import io
+from typing import Any
+
+import numpy as np
+
+__all__ = ["encode", "label_colour", "paint_heat", "paint_mask", "shrink", "to_bytes"]
+
+MAX_SIDE = 256
+"""Pixels along the longer side; four samples of this size keep a page under 2 MB whatever they show."""
+# Paul Tol's muted scheme and three of his bright one: told apart with any colour vision
+COLOURS = (
+    "#cc6677",
+    "#332288",
+    "#ddcc77",
+    "#117733",
+    "#88ccee",
+    "#882255",
+    "#44aa99",
+    "#999933",
+    "#aa4499",
+    "#4477aa",
+    "#ee8866",
+    "#bbcc33",
+)
+HEAT = (47, 127, 196)
+"""Seen on white and on black; the strength goes into the alpha channel."""
+
+
+def encode(pixels: np.ndarray) -> str:
+    """Return a picture of uint8 as the address of a PNG that is its own content.
+
+    Args:
+        pixels: Height x width (grey), x 3 (colour) or x 4 (with alpha).
+    """
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(content, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def to_bytes(picture: Any) -> np.ndarray:
+    """Return a picture as uint8, other numbers scaled from their least to their largest; a single channel is grey."""
+    pixels: np.ndarray = np.asarray(picture)
+    pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+    if pixels.dtype == np.uint8:
+        return pixels
+    values = np.nan_to_num(pixels.astype(np.float64), posinf=0.0, neginf=0.0)
+    low, high = values.min(), values.max()
+    scaled: np.ndarray = np.rint((values - low) / (high - low or 1.0) * 255).astype(np.uint8)
+    return scaled
+
+
+def shrink(pixels: np.ndarray) -> np.ndarray:
+    """Return every n-th pixel, so that a picture is at most 256 pixels wide and high."""
+    every = -(-max(pixels.shape[:2]) // MAX_SIDE)
+    return pixels[::every, ::every]
+
+
+def label_colour(label: int) -> str:
+    """Return the colour of a label; those after the twelfth go around the circle of hues by the golden ratio."""
+    if label < len(COLOURS):
+        return COLOURS[label]
+    red, green, blue = colorsys.hsv_to_rgb(
+        label * 0.618034 % 1, 0.45 + 0.2 * (label % 3), 0.9 - 0.15 * (label % 4)
+    )
+    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
+
+
+def paint_mask(labels: np.ndarray, ignore: int | None) -> np.ndarray:
+    """Return a mask in the colours of its labels; pixels that do not count, or have no label, are clear.
+
+    Args:
+        labels: Height x width.
+        ignore: The label of pixels that do not count.
+    """
+    painted = np.zeros((*labels.shape, 4), np.uint8)
+    for label in np.unique(labels):
+        if label >= 0 and label != ignore:
+            painted[labels == label] = (*bytes.fromhex(label_colour(int(label))[1:]), 255)
+    return painted
+
+
+def paint_heat(shares: np.ndarray) -> np.ndarray:
+    """Return a matrix of shares in [0, 1] as a picture; of more than 400 rows, the largest share of each block.
+
+    Args:
+        shares: Square.
+    """
+    every = -(-len(shares) // 400)
+    for axis in (0, 1):
+        shares = np.maximum.reduceat(shares, np.arange(0, shares.shape[axis], every), axis=axis)
+    painted = np.empty((*shares.shape, 4), np.uint8)
+    painted[..., :3] = HEAT
+    painted[..., 3] = np.rint(
+        np.sqrt(np.clip(shares, 0, 1)) * 255
+    )  # the root lets small shares be seen
+    return painted

@@ -1,0 +1,32 @@
+"""Whole runs from one typed file: configs, presets, training, evaluation, pages about runs, sweeps."""
+
+from equipoise.runs.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    TaskConfig,
+    dump_config,
+    list_presets,
+    load_config,
+    parse_config,
+)
+from equipoise.runs.run import resume_run, train_run
+from equipoise.runs.run_report import report_run
+from equipoise.runs.saved_run import Run, evaluate_run, open_run
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "ModelConfig",
+    "Run",
+    "TaskConfig",
+    "dump_config",
+    "evaluate_run",
+    "list_presets",
+    "load_config",
+    "open_run",
+    "parse_config",
+    "report_run",
+    "resume_run",
+    "train_run",
+]

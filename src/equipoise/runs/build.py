@@ -1,0 +1,226 @@
+"""What a config asks for, made: data sets, transforms, the model and its task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from equipoise.data import (
+    AddNoise,
+    Compose,
+    Dataset,
+    Greyscale,
+    Normalize,
+    PadCropFlip,
+    RandomResizedCrop,
+    Resize,
+    ToFloat,
+    Transform,
+    batches,
+    load_data,
+)
+from equipoise.data.image import MAX_PIXELS
+from equipoise.engine import Task, make_task
+from equipoise.models import Network, create_model, model_options
+from equipoise.runs.config import Config, DataConfig
+
+__all__ = [
+    "Samples",
+    "load_part",
+    "load_samples",
+    "load_test",
+    "make_model",
+    "make_transforms",
+    "resolve",
+    "try_out",
+]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The data sets of a run.
+
+    Attributes:
+        train: To learn from.
+        watched: To score after each epoch: held out of the training data, or else the test samples.
+        test: To score in the end.
+    """
+
+    train: Dataset
+    watched: Dataset
+    test: Dataset
+
+
+def load_samples(data: DataConfig) -> Samples:
+    """Load the data sets that a run needs.
+
+    Args:
+        data: Which ones.
+    """
+    train, test = _load(data, "train"), load_test(data)
+    if not data.subset and not data.holdout:
+        return Samples(train, test, test)
+    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
+    if data.subset > len(train):
+        raise ValueError(
+            f"data.subset must be at most {len(train)}, the number of training samples; got "
+            f"{data.subset}."
+        )
+    order = order[: data.subset or len(train)]
+    held = round(data.holdout * len(order))
+    if data.holdout and not 0 < held < len(order):
+        raise ValueError(
+            f"data.holdout must leave samples on both sides; got {data.holdout} of "
+            f"{len(order)} samples."
+        )
+    kept = train.select_rows(order[: len(order) - held])
+    return Samples(kept, train.select_rows(order[len(order) - held :]) if held else test, test)
+
+
+def load_test(data: DataConfig, split: str | None = None) -> Dataset:
+    """Load the samples to score.
+
+    Args:
+        data: Of which data set.
+        split: Which part; by default `test`, or `val` of data sets whose test targets are not
+            published.
+    """
+    return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
+
+
+def load_part(data: DataConfig, split: str | None) -> Dataset:
+    """Load what a run means by a part of its data.
+
+    Args:
+        data: Of which run.
+        split: `train` is what it learns from, `val` what it holds out, if it does; others as of
+            `load_test`.
+    """
+    if split == "train" and (data.subset or data.holdout):
+        return load_samples(data).train
+    if split == "val" and data.holdout:
+        return load_samples(data).watched
+    return load_test(data, split)
+
+
+def _load(data: DataConfig, split: str) -> Dataset:
+    try:
+        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
+        return dataset.select(data.classes) if data.classes else dataset
+    except (TypeError, ImportError) as error:
+        where = "data.options" if isinstance(error, TypeError) else "data.name"
+        raise ValueError(f"{where}: {error}") from error
+
+
+def make_transforms(
+    data: DataConfig, dataset: Dataset
+) -> tuple[Transform | None, Transform | None]:
+    """Return what is done to each training batch, and to each batch that is scored.
+
+    Args:
+        data: What is asked for.
+        dataset: What it is done to.
+    """
+    steps: list[Transform] = [ToFloat()] if len(dataset.shape) == 3 else []
+    if not steps:
+        asked = [name for name in ("greyscale", "size", "mean", "noise") if getattr(data, name)]
+        asked += ["augment"] if data.augment != "none" else []
+        if asked:
+            raise ValueError(
+                f"data.{asked[0]} must be left out: it is for pictures, and {data.name!r} "
+                "holds none."
+            )
+        return None, None
+    # Bytes are cheaper to move about than floats, so pictures are cut before they are turned into
+    # floats.
+    first: list[Transform] = [Greyscale()] if data.greyscale else []
+    size = (data.size[0], data.size[1]) if data.size else None
+    if math.prod(data.size) > MAX_PIXELS:
+        raise ValueError(f"data.size must have at most {MAX_PIXELS} pixels; got {list(data.size)}.")
+    resize: list[Transform] = [Resize(size)] if size else []
+    if data.augment == "random-resized-crop" and size:
+        vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]
+    else:
+        side = min(data.size or dataset.shape[1:])
+        if data.augment == "pad-crop-flip" and data.padding > side:
+            raise ValueError(
+                f"data.padding must be at most {side}, as the pictures are large; got "
+                f"{data.padding}."
+            )
+        ignore = dataset.ignore if dataset.ignore is not None else 255
+        vary = (
+            [*resize, PadCropFlip(data.padding, data.flip, ignore=ignore)]
+            if data.augment == "pad-crop-flip"
+            else resize
+        )
+    if data.noise:
+        steps.append(AddNoise(data.noise))
+    if data.mean:
+        steps.append(Normalize(data.mean, data.std))
+    return Compose(*first, *vary, *steps), Compose(*first, *resize, *steps)
+
+
+def resolve(config: Config, dataset: Dataset) -> Config:
+    """Return a config with what it left to the data: the task, and the number of classes.
+
+    Args:
+        config: The config.
+        dataset: The training samples.
+    """
+    task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
+    if task.name == "classification" and len(dataset.classes) < 2:
+        raise ValueError(
+            f"data.classes must leave two classes to tell apart; got {len(dataset.classes)}."
+        )
+    options = dict(config.model.options)
+    if "num_classes" in model_options(config.model.name):
+        wanted = 1 if task.name == "binary-regression" else len(dataset.classes)
+        given = options.setdefault("num_classes", wanted)
+        if given != wanted and task.name != "restoration":
+            # Said before the model is made, which may not fit in memory.
+            raise ValueError(
+                f"model.options.num_classes must be {wanted} for these data; got {given!r}. "
+                "Leave it out."
+            )
+    return replace(
+        config,
+        model=replace(config.model, options=options),
+        task=replace(config.task, name=task.name),
+    )
+
+
+def make_model(config: Config) -> Network:
+    """Return the model of a config, drawn with its seed.
+
+    Args:
+        config: The config.
+    """
+    torch.manual_seed(config.train.seed)
+    try:
+        return create_model(config.model.name, **config.model.options)
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0] or "the model does not fit in memory"
+        raise ValueError(f"model.options: {reason}") from error
+
+
+def try_out(model: Network, task: Task, dataset: Dataset, transform: Transform | None) -> None:
+    """Raise `ValueError` in one sentence if a model cannot take these samples or does not give what the task needs.
+
+    Args:
+        model: The model.
+        task: The task.
+        dataset: The samples, of which it gets one.
+        transform: What is done to them.
+    """
+    if not len(dataset):
+        raise ValueError(
+            f"data.name must have samples to score; got none in the part {dataset.split!r} of "
+            f"{dataset.name!r}."
+        )
+    training = model.training
+    x, y = next(batches(dataset, 1, shuffle=False, transform=transform))
+    with torch.no_grad():
+        task.check(model.eval()(x), y)
+    model.train(training)

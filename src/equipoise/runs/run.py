@@ -1,0 +1,228 @@
+"""Whole runs in folders: training, and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from equipoise.core import ConvergenceError, remove_partials, write_atomically
+from equipoise.engine import (
+    Group,
+    Summary,
+    Trainer,
+    make_progress,
+    make_task,
+)
+from equipoise.engine.log import finite
+from equipoise.runs.build import (
+    Samples,
+    load_samples,
+    make_model,
+    make_transforms,
+    resolve,
+    try_out,
+)
+from equipoise.runs.config import Config, DataConfig, dump_config, load_config, same_run
+from equipoise.runs.run_report import read_json, report_run
+
+__all__ = ["resume_run", "train_run"]
+
+
+class ReportWarning(UserWarning):
+    """A run is over, and there is no page about it."""
+
+
+def train_run(
+    config: Config, folder: Path, *, resume: bool = False, quiet: bool = False
+) -> Summary:
+    """Train as a config says, keep the run in a folder, and return what came out.
+
+    Nothing is written before the data were read, the model took a sample and all settings were
+    found to fit.
+
+    Args:
+        config: What to do.
+        folder: Where to keep the run; new or empty, unless `resume`.
+        resume: Whether to go on from the last checkpoint, if the folder holds one of the same
+            config.
+        quiet: Whether to show nothing meanwhile.
+    """
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    with _group(config) as group:
+        resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
+        samples = _load(group, config.data)
+        config = resolve(config, samples.train)
+        model = make_model(config)
+        task = make_task(
+            config.task.name, samples.train, label_smoothing=config.task.label_smoothing
+        )
+        transform, plain = make_transforms(config.data, samples.train)
+        try_out(model, task, samples.test, plain)
+        trainer = Trainer(
+            model,
+            task,
+            samples.train,
+            samples.watched,
+            held_out=samples.watched is not samples.test,
+            settings=config.train,
+            optimizer=config.optimizer,
+            schedule=config.schedule,
+            transform=transform,
+            test_transform=plain,
+            folder=folder,
+            group=group,
+            progress=make_progress(quiet=quiet or not group.is_main),
+        )
+        _prepare(group, folder, config, resume=resume)
+        try:
+            summary = trainer.fit(resume=resume)
+        except ConvergenceError:
+            if group.is_main:
+                _show(folder)  # what led to it is there to be seen
+            raise
+        if trainer.held_out:
+            scores = trainer.evaluate(samples.test)
+            matrix = None if scores.confusion is None else scores.confusion.tolist()
+            summary = replace(summary, test=scores.to_dict(), confusion=matrix)
+        if group.is_main:
+            write_json(folder / "summary.json", summary.to_dict())
+            _show(folder)
+        return summary
+
+
+def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
+    """Go on with a run that was stopped, as if it had never been.
+
+    Args:
+        folder: Where it is kept.
+        quiet: Whether to show nothing meanwhile.
+    """
+    return train_run(load_config(folder), folder, resume=True, quiet=quiet)
+
+
+def _load(group: Group, data: DataConfig) -> Samples:
+    """Load the data sets; where files may have to be fetched, the main process does so before the others look for them."""
+    if data.download and not group.is_main:
+        group.barrier()
+    samples = load_samples(data)
+    if data.download and group.is_main:
+        group.barrier()
+    return samples
+
+
+def _show(folder: Path) -> None:
+    """Write the page about the run; that it cannot be written makes no run fail that is over."""
+    try:
+        report_run(folder)
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        warnings.warn(
+            f"the report could not be made ({error}); try again with: equipoise report {folder}",
+            ReportWarning,
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def _group(config: Config) -> Iterator[Group]:
+    """The processes that train together, closed in the end."""
+    wanted = config.train.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device).tolist()  # some devices hold no numbers
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"train.device must be a device that torch can use here; got {wanted!r} ({reason})."
+        ) from error
+    group = Group.from_environment(device)
+    try:
+        yield group
+    finally:
+        group.close()
+
+
+def _prepare(group: Group, folder: Path, config: Config, *, resume: bool) -> None:
+    """Let the main process make the folder and write what the run was told, and all of them raise if it could not."""
+    error: Exception | None = None
+    if group.is_main:
+        try:
+            _write_beginning(folder, config, resume=resume, world=group.world)
+        except (ValueError, OSError) as caught:
+            error = caught
+    text = group.broadcast_text(str(error) if error else "")
+    if error or text:
+        raise error or ValueError(text)
+
+
+def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder}: must be a folder; it is a file.")
+    here = (folder / "config.toml").exists()
+    if here and not resume:
+        raise ValueError(f"{folder}: holds a run already. Go on with: equipoise resume {folder}")
+    if here:
+        kept = load_config(folder)
+        if not same_run(kept, config):
+            raise ValueError(
+                f"{folder}: holds a run with another config. Choose another folder, or go on "
+                f"with: equipoise resume {folder}"
+            )
+    remove_partials(folder)
+    if not here:
+        if folder.exists() and any(folder.iterdir()):
+            raise ValueError(f"{folder}: must be new or empty; it holds other files.")
+        folder.mkdir(parents=True, exist_ok=True)
+        # First of all, since a folder that holds it is a run's: a run that is killed any later can
+        # be resumed.
+        write_atomically(folder / "config.toml", dump_config(config))
+    if read_json(folder / "environment.json") is None:
+        write_json(folder / "environment.json", environment(world))
+
+
+def environment(world: int) -> dict[str, Any]:
+    """Return what a run ran on.
+
+    Args:
+        world: Number of processes.
+    """
+    return {
+        "equipoise": version("equipoise"),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "processes": world,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Write plain values as JSON, whole or not at all.
+
+    Args:
+        path: Where.
+        values: What; numbers that are not finite become null.
+    """
+    write_atomically(path, json.dumps(finite(values), indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,178 @@
+"""The page about a run: what its files say, and one solve looked at closely."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.analysis.certificate import certify
+from equipoise.core import write_atomically
+from equipoise.data import DataError, Dataset
+from equipoise.engine import read_metrics
+from equipoise.families.opteq.objective import objective
+from equipoise.layers import Equilibrium
+from equipoise.report import MaskSample, RunReport, SolvePath, render_report
+from equipoise.runs.build import load_test
+from equipoise.runs.config import load_config
+from equipoise.runs.saved_run import Run, open_run
+
+__all__ = ["read_json", "report_run"]
+
+EXACT = 1e-6  # to what the solve on the page is made, so that its path can be seen
+MAX_MASKS = 4  # pictures on the page
+MAX_SIDE = 512  # pixels of them, at most
+
+
+def report_run(folder: Path) -> Path:
+    """Write a page about a run, finished or not, into its folder, and return where it is.
+
+    Samples are shown if the data are where they were in training.
+
+    Args:
+        folder: Where the run is kept.
+    """
+    config = load_config(folder)
+    lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
+    summary = read_json(folder / "summary.json")
+    masks: list[MaskSample] = []
+    solve: SolvePath | None = None
+    about: Dataset | None = None
+    settings = asdict(config)
+    if (folder / "model.safetensors").exists():
+        run = open_run(folder)
+        about = run.about
+        settings["model"]["options"].setdefault(
+            "tolerance", run.model.equilibrium.stop.tolerance
+        )  # what residuals are measured by
+        try:
+            samples: Dataset | None = load_test(config.data)
+        except DataError:
+            samples = None
+        if samples is not None and len(samples):
+            solve = _solve(run, samples)
+            masks = _masks(run, samples) if run.task.name == "segmentation" else []
+    report = RunReport(
+        title=f"{config.model.name} on {config.data.name}",
+        config=settings,
+        environment=read_json(folder / "environment.json") or {},
+        steps=[line for line in lines if line.get("kind") == "step"],
+        epochs=[line for line in lines if line.get("kind") == "epoch"],
+        summary=summary,
+        classes=() if about is None else about.classes,
+        confusion=_confusion((summary or {}).get("confusion"), folder / "summary.json"),
+        masks=masks,
+        ignore=None if about is None else about.ignore,
+        solve=solve,
+    )
+    path = folder / "report.html"
+    write_atomically(path, render_report(report))
+    return path
+
+
+def _solve(run: Run, samples: Dataset) -> SolvePath | None:
+    """The path of a plain solve for the first sample, made much more exactly than in training."""
+    raw, target = samples.gather([0])
+    x = (
+        raw
+        if run.transform is None
+        else run.transform(raw, target, generator=torch.Generator().manual_seed(0))[0]
+    )
+    layer = run.model.equilibrium
+    exact = Equilibrium(
+        layer.cell, "fixed_point", tolerance=EXACT, max_steps=500, on_failure="ignore"
+    )
+    with torch.no_grad():
+        features = run.model.extractor(run.model.images(x))
+        exact(features, trace=True)
+    assert exact.last is not None
+    assert exact.last.trace is not None
+    value: list[float] | None = None
+    try:
+        problem = objective(exact, features)
+        description = problem.describe()
+        if hasattr(problem, "descent"):
+            path = problem.descent(exact.last.trace).value[:, 0]
+            value = [float(each) for each in path - path[-1]]
+    except ValueError as error:  # layers that solve no problem that one can write down say so
+        description = str(error)
+    try:
+        certificate = str(certify(layer))
+    except (ValueError, ArithmeticError) as error:
+        certificate = str(error)
+    return SolvePath(
+        exact.last.trace.residual[:, 0].tolist(), value, description, certificate, _picture(raw[0])
+    )
+
+
+def _masks(run: Run, samples: Dataset) -> list[MaskSample]:
+    """A few pictures with their true and their predicted labels."""
+    made = []
+    for number in range(0, len(samples), max(len(samples) // MAX_MASKS, 1))[:MAX_MASKS]:
+        raw, target = samples.gather([number])
+        x, truth = (raw, target) if run.transform is None else run.transform(raw, target)
+        with torch.no_grad():
+            labels = run.task.predict(run.model(x))[0]
+        every = -(-max(labels.shape) // MAX_SIDE)
+        image = _picture(
+            torch.nn.functional.interpolate(raw.float(), tuple(labels.shape)).to(torch.uint8)[0]
+        )
+        if image is not None:
+            color = np.broadcast_to(
+                image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3)
+            )
+            made.append(
+                MaskSample(
+                    color[::every, ::every],
+                    truth[0].numpy()[::every, ::every],
+                    labels.numpy()[::every, ::every],
+                )
+            )
+    return made
+
+
+def _picture(x: Tensor) -> np.ndarray[Any, Any] | None:
+    """A sample as a picture, if it is one."""
+    if x.dim() != 3 or x.shape[0] not in (1, 3):
+        return None
+    return np.ascontiguousarray(
+        x.permute(1, 2, 0).squeeze(2).numpy() if x.shape[0] == 1 else x.permute(1, 2, 0).numpy()
+    )
+
+
+def _confusion(values: Any, path: Path) -> np.ndarray[Any, Any] | None:
+    """The confusion matrix of a summary."""
+    if values is None:
+        return None
+    square = isinstance(values, list) and all(
+        isinstance(row, list) and len(row) == len(values) for row in values
+    )
+    if not square or not all(
+        type(count) is int and 0 <= count < 2**63 for row in values for count in row
+    ):
+        raise ValueError(
+            f"{path}: confusion must be a list of as many lists of counts as they are long."
+        )
+    return np.array(values)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file, if the file is there.
+
+    Args:
+        path: The file.
+    """
+    if not path.exists():
+        return None
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: must be JSON: {error}.") from error
+    if not isinstance(values, dict):
+        raise ValueError(f"{path}: must hold a JSON object; got {type(values).__name__}.")
+    return values

@@ -1,0 +1,132 @@
+"""Runs that have weights to use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from equipoise.data import Dataset, Transform
+from equipoise.engine import (
+    CheckpointError,
+    Evaluation,
+    Task,
+    evaluate,
+    load_weights,
+    make_task,
+    read_checkpoint,
+)
+from equipoise.models import Network
+from equipoise.runs.build import load_part, make_model, make_transforms, resolve, try_out
+from equipoise.runs.config import Config, load_config
+
+__all__ = ["Run", "evaluate_run", "open_run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has weights to use.
+
+    Attributes:
+        folder: Where it is kept.
+        config: What it was told.
+        model: The model with the weights that were kept, in evaluation mode.
+        task: What it was trained for.
+        about: What is known of its data, without samples.
+        transform: What is done to each batch that is scored.
+    """
+
+    folder: Path
+    config: Config
+    model: Network
+    task: Task
+    about: Dataset
+    transform: Transform | None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        return self.about.classes
+
+
+def open_run(folder: Path) -> Run:
+    """Return a run with the weights that were kept; its data need not be there.
+
+    Args:
+        folder: Where it is kept.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"{folder}: must be the folder of a run; "
+            f"{'it is a file' if folder.exists() else 'there is none'}."
+        )
+    config = load_config(folder)
+    path = folder / "model.safetensors"
+    if not path.exists():
+        raise ValueError(
+            f"{folder}: must hold model.safetensors, which is written after the first epoch; "
+            "it is not there."
+        )
+    weights, state = read_checkpoint(path)
+    try:
+        about = _about(state["data"])
+        resolve(config, about)
+        model = make_model(config)
+        load_weights(model, weights)
+        task = make_task(config.task.name, about, label_smoothing=config.task.label_smoothing)
+        transform = make_transforms(config.data, about)[1]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(path, error) from error
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # whatever it was trained on
+    return Run(folder, config, model.to(device).eval(), task, about, transform)
+
+
+def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = None) -> Evaluation:
+    """Score the weights that a run kept.
+
+    Args:
+        folder: Where it is kept.
+        split: Which part of the data; by default what the run itself scored in the end. `train` is
+            what it learnt from, and `val` what it held out, if it did.
+        root: The folder with the data, if it is another one than in training.
+    """
+    run = open_run(folder)
+    data = run.config.data if root is None else replace(run.config.data, root=root)
+    dataset = load_part(data, split)
+    train = run.config.train
+    if dataset.classes != run.classes:
+        raise ValueError(
+            f"{folder}: was trained for other classes than those of {data.name!r} {dataset.split}."
+        )
+    try_out(run.model, run.task, dataset, run.transform)
+    return evaluate(
+        run.model,
+        run.task,
+        dataset,
+        batch=train.evaluate_batch,
+        transform=run.transform,
+        precision=train.precision,
+    )
+
+
+def _about(values: dict[str, Any]) -> Dataset:
+    """The data set that a model was trained on, without samples."""
+    kinds = {"name": str, "task": str, "classes": list, "shape": list, "ignore": int | None}
+    odd = [name for name, kind in kinds.items() if not isinstance(values[name], kind)]
+    odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
+    odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
+    if odd:
+        raise ValueError(f"{odd[0]} of its data cannot be {values[odd[0]]!r}")
+    empty = torch.zeros(0, dtype=torch.int64)
+    return Dataset(
+        values["name"],
+        "none",
+        values["task"],
+        tuple(values["classes"]),
+        tuple(values["shape"]),
+        empty,
+        empty,
+        ignore=values["ignore"],
+    )

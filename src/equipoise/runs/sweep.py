@@ -1,0 +1,276 @@
+"""Runs with all combinations of some settings, beside each other, and a table that compares them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from equipoise.core import (
+    ConvergenceError,
+    ConvergenceWarning,
+    choose,
+    require_count,
+    write_atomically,
+)
+from equipoise.engine import TASKS
+from equipoise.runs.config import Config, load_config, same_run
+from equipoise.runs.run import train_run
+
+__all__ = ["format_table", "split_values", "sweep"]
+
+MAX_FOLDER_NAME_LENGTH = 120  # characters of the name of a run's folder
+
+
+def sweep(
+    source: str | Path,
+    overrides: Sequence[str],
+    grid: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    jobs: int = 1,
+    pool: Literal["local", "ray"] = "local",
+) -> list[dict[str, Any]]:
+    """Train with all combinations of some settings, and return a row for each, the best one first.
+
+    Each run has a process and a folder of its own. Runs that are finished are left alone, and those
+    that were stopped go on, so a sweep can be repeated until it is complete. A run that fails does
+    not stop the others. `sweep.csv` holds the rows.
+
+    Args:
+        source: As of `load_config`.
+        overrides: Settings of all runs.
+        grid: Keys of settings, each with the values to try as text.
+        folder: Where the runs are kept.
+        jobs: How many run at a time; they share the cores.
+        pool: `local`, or `ray` for a Ray cluster.
+    """
+    require_count("sweep.jobs", jobs)
+    choose("sweep.pool", pool, ("local", "ray"))
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    runs: dict[Path, tuple[Config, dict[str, str]]] = {}
+    for number, point in enumerate(points):
+        settings = [f"{key}={value}" for key, value in point.items()]
+        config = load_config(source, [*overrides, *settings])
+        place = folder / _safe("-".join([f"{number:03d}", *settings]))
+        if (place / "config.toml").exists() and not _same(load_config(place), config):
+            raise ValueError(
+                f"{place}: holds a run with another config. Choose another folder for this sweep."
+            )
+        runs[place] = config, point
+    folder.mkdir(parents=True, exist_ok=True)
+    threads = max(1, torch.get_num_threads() // jobs)
+    calls = [(config, place, threads) for place, (config, _) in runs.items()]
+    rows: list[dict[str, Any]] = []
+    for place, outcome in _run_local(calls, jobs) if pool == "local" else _run_ray(calls, threads):
+        rows.append({"run": place.name, **runs[place][1], **outcome})
+        print(f"{len(rows)}/{len(calls)}  {place.name}: {_describe(outcome)}", flush=True)
+        write_atomically(folder / "sweep.csv", _csv(_sorted(rows)))
+    return _sorted(rows)
+
+
+def split_values(text: str) -> list[str]:
+    """Return the parts of a text between commas, but for commas within brackets and quotes.
+
+    Args:
+        text: What stands after the `=`, such as `1e-3,1e-2` or `[1, 2],[3]`.
+    """
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = (
+                "" if letter == quote and not (quote == '"' and parts[-1].endswith("\\")) else quote
+            )
+        elif letter in "\"'" and (depth or not parts[-1].strip()):
+            quote = letter
+        elif letter in "[{":
+            depth += 1
+        elif letter in "]}":
+            depth = max(depth - 1, 0)
+        elif letter == "," and not depth:
+            parts.append("")
+            continue
+        parts[-1] += letter
+    return parts
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as aligned text: the numbers of the runs, and all columns in which there is something.
+
+    Args:
+        rows: What `sweep` returned.
+    """
+    columns = [key for key in _columns(rows) if any(row.get(key) not in ("", None) for row in rows)]
+    cells = [
+        columns,
+        *(
+            [_cell(row["run"][:3] if key == "run" else row.get(key)) for key in columns]
+            for row in rows
+        ),
+    ]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    )
+
+
+def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
+    """Train, unless it is done already, and return what came out; failures too, so that the other runs go on."""
+    torch.set_num_threads(threads)
+    try:
+        if (folder / "summary.json").exists():
+            summary = json.loads((folder / "summary.json").read_text("utf-8"))
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore", ConvergenceWarning
+                )  # the table says how many missed
+                summary = train_run(config, folder, resume=True, quiet=True).to_dict()
+        split = "validation" if summary["validation"] else "test"
+        scores = summary[split]
+        return {
+            "status": summary["stopped"],
+            "split": split,
+            "metric": summary["metric"],
+            "score": scores[summary["metric"]],
+            "loss": scores["loss"],
+            "missed": scores["missed"],
+            "epochs": summary["epochs"],
+            "seconds": round(summary["seconds"], 1),
+        }
+    except ConvergenceError as error:
+        return {"status": "diverged", "reason": str(error)}
+    except (ValueError, OSError) as error:
+        return {"status": "failed", "reason": str(error)}
+    except Exception as error:  # whatever it is, the other runs go on, and the table says so
+        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+
+
+def _run_local(
+    calls: Sequence[tuple[Config, Path, int]], jobs: int
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    left = iter(calls)
+    running: dict[Future[dict[str, Any]], tuple[Path, ProcessPoolExecutor]] = {}
+    try:
+        while True:
+            for call in itertools.islice(left, jobs - len(running)):
+                # A pool for each, so that one that dies takes no other with it; spawned, because
+                # threads do not survive a fork.
+                executor = ProcessPoolExecutor(1, get_context("spawn"))
+                running[executor.submit(_train, *call)] = call[1], executor
+            if not running:
+                return
+            done = next(as_completed(running))
+            place, executor = running.pop(done)
+            executor.shutdown()
+            if isinstance(done.exception(), BrokenProcessPool):
+                yield (
+                    place,
+                    {
+                        "status": "failed",
+                        "reason": (
+                            "its process died, perhaps for lack of memory; run the sweep again."
+                        ),
+                    },
+                )
+            else:
+                yield place, done.result()
+    finally:
+        for _, executor in running.values():
+            executor.shutdown(cancel_futures=True)
+
+
+def _run_ray(
+    calls: Sequence[tuple[Config, Path, int]], threads: int
+) -> Iterator[tuple[Path, dict[str, Any]]]:
+    try:
+        ray: Any = import_module("ray")
+    except ImportError as error:
+        raise ImportError("A sweep on Ray needs ray. Install it with: pip install ray") from error
+    ray.init(ignore_reinit_error=True)
+    remote = ray.remote(num_cpus=threads)(_train)
+    waiting = {
+        remote.remote(config, place.absolute(), count): place for config, place, count in calls
+    }
+    while waiting:
+        (done,), _ = ray.wait(list(waiting), num_returns=1)
+        try:
+            outcome = ray.get(done)
+        except ray.exceptions.RayError as error:
+            reason = (
+                f"Ray could not run it ({str(error).strip().splitlines()[0]}); run the sweep again."
+            )
+            outcome = {"status": "failed", "reason": reason}
+        yield waiting.pop(done), outcome
+
+
+def _same(kept: Config, config: Config) -> bool:
+    """Whether a run in a folder is of this config, but for what a run takes from its data."""
+    options = {
+        **{key: value for key, value in kept.model.options.items() if key == "num_classes"},
+        **config.model.options,
+    }
+    name = kept.task.name if config.task.name == "auto" else config.task.name
+    return same_run(
+        kept,
+        replace(
+            config,
+            model=replace(config.model, options=options),
+            task=replace(config.task, name=name),
+        ),
+    )
+
+
+def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The best row first, those without a score last."""
+    higher = {TASKS[name].metric for name in TASKS if TASKS[name].higher_is_better}
+
+    def rank(row: dict[str, Any]) -> tuple[bool, float, str]:
+        score = row.get("score")
+        if score is None or math.isnan(score):
+            return True, 0.0, row["run"]
+        return False, -score if row["metric"] in higher else score, row["run"]
+
+    return sorted(rows, key=rank)
+
+
+def _describe(outcome: Mapping[str, Any]) -> str:
+    if "reason" in outcome:
+        return f"{outcome['status']}: {outcome['reason']}"
+    return f"{outcome['split']} {outcome['metric']} {_cell(outcome['score'])}"
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All keys, in the order in which complete rows have them."""
+    return list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.=+-]", "_", name, flags=re.ASCII)[:MAX_FOLDER_NAME_LENGTH]

@@ -1,0 +1,229 @@
+"""Typed settings in TOML: tables read into dataclasses, overrides written into tables, values written as text."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from equipoise.core import choose
+
+__all__ = [
+    "decode_toml",
+    "dotted",
+    "merge_tables",
+    "override",
+    "parse_value",
+    "read_value",
+    "write_value",
+]
+
+MAX_CONFIG_BYTES = 2**20  # bytes of a file; complete configs have two thousand
+
+
+def decode_toml(content: bytes, where: str) -> dict[str, Any]:
+    """Return the table in a TOML file.
+
+    Args:
+        content: The bytes of the file, or more than `MAX_CONFIG_BYTES` of them.
+        where: Where they come from, for messages.
+    """
+    if len(content) > MAX_CONFIG_BYTES:
+        raise ValueError(
+            f"{where}: must be a config of at most {MAX_CONFIG_BYTES} bytes; got more."
+        )
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: must be text in UTF-8; byte {error.start} is not.") from None
+    except RecursionError:
+        raise ValueError(f"{where}: must not nest lists and tables so deeply.") from None
+    except ValueError as error:
+        raise ValueError(f"{where}: must be TOML: {error}.") from None
+
+
+def merge_tables(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table with what another one says differently, table within table.
+
+    Args:
+        base: What holds where the other one says nothing.
+        over: What holds where it says something.
+    """
+    both = dict(base)
+    for key, value in over.items():
+        before = both.get(key)
+        both[key] = (
+            merge_tables(before, value)
+            if isinstance(before, dict) and isinstance(value, Mapping)
+            else value
+        )
+    return both
+
+
+def parse_value(text: str) -> Any:
+    """Return a value as TOML reads it, or the text itself if it is not TOML.
+
+    Args:
+        text: What stands after the `=` of an override.
+    """
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    plain = len(table) == 1 and isinstance(table["value"], str | int | float | bool | list | dict)
+    return table["value"] if plain else text
+
+
+def override(kind: Any, table: dict[str, Any], text: str) -> str:
+    """Write one setting into a table and return its key, or raise if there is no such setting or it is of another type.
+
+    Args:
+        kind: The dataclass that the table is for.
+        table: The table; changed in place.
+        text: The setting, such as `train.epochs=3`; the value is TOML, or else taken as text.
+    """
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    if not equals or not key:
+        raise ValueError("an override must have the form key=value, such as train.epochs=3.")
+    value = parse_value(written)
+    path: list[str] = []
+    for name in key.split("."):
+        if is_dataclass(kind):
+            kind = get_type_hints(kind)[_known(".".join(path), name, kind)]
+        elif kind is Any or get_origin(kind) is dict:
+            kind = Any
+        else:
+            raise ValueError(
+                f"{key} must name a setting; {'.'.join(path)} is one, and has no parts."
+            )
+        path.append(name)
+    if kind is str and not isinstance(value, str):
+        value = written  # a folder may be called 2024
+    read_value(kind, value, key)
+    for depth, name in enumerate(path[:-1], start=1):
+        inner = table.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"{key} must lie in a table; {'.'.join(path[:depth])} is {inner!r}.")
+        table = inner
+    table[path[-1]] = value
+    return key
+
+
+def read_value(kind: Any, value: Any, key: str) -> Any:
+    """Return what TOML gave as a value of a type, or raise if it is not one; whole numbers pass for floats, nothing else.
+
+    Args:
+        kind: A dataclass, bool, int, float, str, a `Literal` of strings, a tuple of numbers, or
+            `dict[str, Any]`.
+        value: What TOML gave; lists become tuples.
+        key: Its dotted name, for messages.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} must be a table of settings; got {value!r}.")
+        kinds = get_type_hints(kind)
+        given = {
+            name: read_value(kinds[_known(key, name, kind)], each, dotted(key, name))
+            for name, each in value.items()
+        }
+        for each in fields(kind):
+            if (
+                each.name not in given
+                and each.default is MISSING
+                and each.default_factory is MISSING
+            ):
+                raise ValueError(f"{dotted(key, each.name)} must be given.")
+        made: Any = kind
+        return made(**given)
+    if origin is Literal:
+        return choose(key, value, inner)
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or (
+            inner[-1] is not Ellipsis and len(value) != len(inner)
+        ):
+            count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
+            raise ValueError(f"{key} must be a list of {count}numbers; got {value!r}.")
+        return tuple(read_value(inner[0], each, key) for each in value)
+    if kind is Any:
+        if isinstance(value, Mapping):
+            return read_value(dict, value, key)
+        if isinstance(value, list | tuple):
+            return tuple(read_value(Any, each, key) for each in value)
+        if not isinstance(value, str | int | float):
+            raise ValueError(
+                f"{key} must be text, a number, true or false, or a list or table of them; "
+                f"got {value}."
+            )
+        kind = type(value)
+    if dict in (kind, origin):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{key} must be a table; got {value!r}.")
+        return {name: read_value(Any, each, dotted(key, name)) for name, each in value.items()}
+    return _read_scalar(kind, value, key)
+
+
+def _read_scalar(kind: Any, value: Any, key: str) -> Any:
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{key} must be a finite number; got {value}.")
+        return float(value)
+    if type(value) is not kind:
+        rule = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
+        raise ValueError(f"{key} must be {rule}; got {value!r}.")
+    if kind is str and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError(f"{key} must be text that UTF-8 can hold; got {value!r}.")
+    return value
+
+
+def write_value(value: Any, key: str) -> str:
+    """Return a value as TOML.
+
+    Args:
+        value: Text, a finite number, a boolean, or a list, tuple or mapping of them.
+        key: Its dotted name, for messages.
+    """
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(write_value(each, key) for each in value)}]"
+    if isinstance(value, Mapping):
+        items = (
+            f"{_bare(name)} = {write_value(each, dotted(key, name))}"
+            for name, each in value.items()
+        )
+        return f"{{ {', '.join(items)} }}" if value else "{}"
+    raise ValueError(
+        f"{key} must be text, a finite number, true or false, or a list or table of them; got "
+        f"{value!r}."
+    )
+
+
+def dotted(section: str, name: str) -> str:
+    """Return the name of a setting with that of its section, on one line whatever it holds.
+
+    Args:
+        section: The dotted name of the section; empty at the top.
+        name: The setting.
+    """
+    return f"{section}.{_bare(name)}" if section else _bare(name)
+
+
+def _known(section: str, name: str, kind: Any) -> str:
+    """Return a name if the settings of a kind have it."""
+    owner = f"{dotted(section, name)}: {f'a key of {section}' if section else 'a section'}"
+    return choose(owner, name, [each.name for each in fields(kind)])
+
+
+def _bare(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else write_value(name, "key")

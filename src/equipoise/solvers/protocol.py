@@ -1,0 +1,229 @@
+"""What every solver shares: when to stop, how a solve ended, and the shape of an update rule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.core.registry import Registry
+from equipoise.core.tree import Tree, row_norm
+from equipoise.core.validate import require_count, require_positive
+
+if TYPE_CHECKING:
+    from equipoise.solvers.problem import Problem
+
+__all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace"]
+
+
+class Status(IntEnum):
+    """How the solve of one sample ended. The residual |f(z) - z| decides, never the length of the last step."""
+
+    CONVERGED = 0
+    """The residual reached the tolerance."""
+    MAX_STEPS = 1
+    """The steps ran out while the residual was still falling, or too early to tell."""
+    STALLED = 2
+    """The residual stopped falling above the tolerance: a cycle, a singular problem, or the limit of the dtype."""
+    DIVERGED = 3
+    """The residual grew and kept growing, or the iterate ran far away."""
+    NONFINITE = 4
+    """The map returned NaN or infinity."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a solve is over: a sample has converged if `|f(z) - z| <= absolute + tolerance * |f(z)|`.
+
+    Args:
+        tolerance: Relative residual to reach.
+        absolute: Residual that is always small enough; lets equilibria at zero converge.
+        max_steps: Updates made at most.
+        patience: Updates without a fall of the best residual by a thousandth in all after which a
+            sample is given up.
+        growth: A residual or an iterate this many times larger than the start's own scale counts as
+            divergence at once.
+        check_every: Updates between two looks at the residuals; looking makes a GPU wait. By
+            default 1 on a CPU, 4 elsewhere.
+    """
+
+    tolerance: float = 1e-4
+    absolute: float = 1e-14
+    max_steps: int = 100
+    patience: int = 50
+    growth: float = 1e8
+    check_every: int | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("Stop.tolerance", self.tolerance)
+        require_positive("Stop.absolute", self.absolute, or_zero=True)
+        for name in ("max_steps", "patience"):
+            require_count(f"Stop.{name}", getattr(self, name))
+        if not self.growth > 1:
+            raise ValueError(f"Stop.growth must be greater than 1; got {self.growth}.")
+        if self.check_every is not None:
+            require_count("Stop.check_every", self.check_every)
+
+    def target(self, scale: Any) -> Any:
+        """Return the residual at which a sample of this scale has converged; for tensors, arrays and numbers alike."""
+        return self.absolute + self.tolerance * scale
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The path of a solve, one entry for each look at the residuals; a finished sample stays where it ended.
+
+    Attributes:
+        residual: Relative residuals, shape (looks, batch).
+        state: The iterates, as one state tree for each look.
+    """
+
+    residual: Tensor
+    state: list[Tree]
+
+
+@dataclass
+class Solution:
+    """The outcome of a solve, one entry for each sample.
+
+    Attributes:
+        value: The equilibrium, or the best finite iterate where there is none.
+        status: `Status` codes, shape (batch,).
+        residual: `|f(z) - z| / |f(z)|` at `value`, recomputed, shape (batch,).
+        steps: Updates made, shape (batch,).
+        evaluations: Evaluations of the map and products with its Jacobian, shape (batch,).
+        trace: The path, if it was asked for.
+        adjoint: The outcome of the last backward solve through this solution, if there was one.
+    """
+
+    value: Tree
+    status: Tensor
+    residual: Tensor
+    steps: Tensor
+    evaluations: Tensor
+    trace: Trace | None = None
+    adjoint: Solution | None = None
+
+    @property
+    def converged(self) -> Tensor:
+        """Which samples converged, shape (batch,)."""
+        return self.status == Status.CONVERGED
+
+    def rows(self, rows: Tensor) -> Solution:
+        """Return the outcome of some samples of a state that is one tensor."""
+        return Solution(
+            self.value[rows],
+            self.status[rows],
+            self.residual[rows],
+            self.steps[rows],
+            self.evaluations[rows],
+        )
+
+    def counts(self) -> dict[Status, int]:
+        """How many samples ended in which way, for the ways that occurred."""
+        found = torch.bincount(self.status, minlength=len(Status)).tolist()
+        return {status: found[status] for status in Status if found[status]}
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {status.name}" for status, count in self.counts().items())
+        if not self.status.numel():
+            return "Solution(empty batch)"
+        return (
+            f"Solution({counts}; worst residual {self.residual.max():.1e}, "
+            f"at most {self.steps.max()} steps and {self.evaluations.max()} evaluations)"
+        )
+
+
+class Point:
+    """Where a solve is; what nobody asks for is not computed.
+
+    Args:
+        z: The iterate, shape (samples, width).
+        f: The map at `z`.
+        gap: `f - z`, where it is known.
+    """
+
+    def __init__(self, z: Tensor, f: Tensor, gap: Tensor | None = None) -> None:
+        self.z = z
+        self.f = f
+        if gap is not None:
+            self.gap = gap
+
+    @cached_property
+    def gap(self) -> Tensor:
+        """`f - z`."""
+        return self.f - self.z
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Length of each row of `gap`, shape (samples,)."""
+        return row_norm(self.gap)
+
+    def select_rows(self, rows: Tensor) -> Point:
+        """Return some samples of the point."""
+        return Point(
+            self.z.index_select(0, rows),
+            self.f.index_select(0, rows),
+            self.gap.index_select(0, rows),
+        )
+
+
+class Move(NamedTuple):
+    """Where an update rule goes next.
+
+    Attributes:
+        z: The next iterate, shape (samples, width).
+        f: The map at `z`, if the rule evaluated it.
+        gap: `f(z) - z`, if the rule has it from a recurrence. Without `f` and `gap` the loop
+            evaluates the map.
+    """
+
+    z: Tensor
+    f: Tensor | None = None
+    gap: Tensor | None = None
+
+
+class Rule(ABC):
+    """The working memory of one solver during one solve."""
+
+    @abstractmethod
+    def advance(self, at: Point) -> Move:
+        """Return the next iterate, given the present one. Must not write into its tensors."""
+
+    @abstractmethod
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
+        """Keep only `rows` of the memory; `problem` is what is left of the problem."""
+
+
+class Solver(ABC):
+    """One update rule and its settings; `equipoise.solvers.loop` runs it. Concrete solvers are final: compose them.
+
+    Attributes:
+        linear: Whether it solves affine equations only (the adjoint of an equilibrium, a Newton
+            system).
+        needs_symmetric: Whether the Jacobian of the map must be symmetric positive semidefinite.
+        tracks_residual: Whether it gives `Move.gap`, so that the loop must recompute the final
+            residual.
+        runs_all_steps: Whether it uses all its steps: it chooses among fixed points, so reaching
+            one is no reason to stop.
+        remedy: What helps where its steps run out, if not what helps other solvers.
+    """
+
+    linear: ClassVar[bool] = False
+    needs_symmetric: ClassVar[bool] = False
+    tracks_residual: ClassVar[bool] = False
+    runs_all_steps: ClassVar[bool] = False
+    remedy: ClassVar[str] = ""
+
+    @abstractmethod
+    def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
+        """Return fresh working memory for a solve of `problem` from `z`, where the map is `f`."""
+
+
+SOLVERS: Registry[Solver] = Registry("solver", Solver)  # type: ignore[type-abstract]
+"""All solvers by name."""

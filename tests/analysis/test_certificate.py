@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from samples import opteq
+from torch import Tensor, nn
+
+from equipoise.analysis import Certificate, certify
+from equipoise.families.opteq import OptEq, OptEqConv2d, project_norms
+from equipoise.layers import ChangeOfVariable, Equilibrium, Regularized, Skip
+from equipoise.prox.regularizer import Custom
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def test_certificate_bounds_every_layer_and_their_product() -> None:
+    layer, x = opteq([5, 9], 6, ["relu", "sigmoid"], norm=0.9, mu=1.5, alpha=[0.8, 0.5])
+    found = certify(layer)
+    norms = [
+        float(torch.linalg.matrix_norm(operator.weight.detach(), 2))
+        for operator in layer.layers.operators
+    ]
+    assert found.norms == pytest.approx(norms, rel=1e-10)
+    assert all(bound >= norm for bound, norm in zip(found.norms, norms, strict=True))
+    assert found.factors == pytest.approx([0.8 * 0.81 + 0.2, 0.5 * 0.81 + 0.5])
+    assert found.lipschitz == pytest.approx(math.prod(found.factors))
+    assert found.contracts
+    # The step at random points never stretches more than certified.
+    f, y, z = layer.map(x), 3 * normal(3, 6), 3 * normal(3, 6)
+    assert ((f(y) - f(z)).norm(dim=1) <= found.lipschitz * (y - z).norm(dim=1)).all()
+
+
+def test_certificate_is_attained_by_a_linear_layer() -> None:
+    layer, x = opteq(6, 6, "identity", norm=0.9, alpha=0.7)
+    J = torch.func.jacrev(lambda z: layer.map(x)(z[None].expand(3, 6))[0])(normal(6))
+    assert certify(layer).lipschitz == pytest.approx(
+        float(torch.linalg.matrix_norm(J.detach(), 2)), rel=1e-10
+    )
+
+
+def test_certificate_bounds_the_distance_to_the_equilibrium() -> None:
+    layer, x = opteq(20, 12, "relu", norm=0.99)
+    exact, found = layer(x).detach(), certify(layer)
+    for size in (1.0, 1e-3):
+        z = exact + size * normal(3, 12)
+        residual = (layer.map(x)(z) - z).norm(dim=1).detach()
+        assert ((z - exact).norm(dim=1) <= found.error(residual)).all()
+    assert found.error(0.5) == pytest.approx(0.5 / (1 - found.lipschitz))
+
+
+def test_certificate_reads_well() -> None:
+    found = Certificate((0.98999, 0.5), (0.98412, 0.4), (("Skip", 0.51),), 0.39361)
+    assert str(found) == (
+        "Lipschitz constant at most 0.3937: one equilibrium for every input.\n"
+        "  layer 1: |W| <= 0.9900, factor 0.9842\n"
+        "  layer 2: |W| <= 0.5000, factor 0.4000\n"
+        "  Skip: 0.5100 so far"
+    )
+
+
+def test_certify_names_the_layer_that_is_too_large_and_the_remedy() -> None:
+    layer, _ = opteq([5, 9], 6, norm=0.9)
+    with torch.no_grad():
+        layer.layers.operators[1].weight.mul_(2)
+    with pytest.raises(
+        ValueError,
+        match=r"must have a Lipschitz constant below 1; got 2\.36\d+, because layer 2 of 2 has the factor 2\.792 "
+        r"\(\|W\| <= 1\.8\)\. Use norm='scale', or norm='project' with project\.$",
+    ):
+        certify(layer)
+    found = certify(layer, strict=False)
+    assert not found.contracts
+    assert "not certified" in str(found)
+    with pytest.raises(ValueError, match=r"Certificate\.error must be asked of a contraction"):
+        found.error(1.0)
+    layer.layers.norm = "project"
+    with pytest.raises(ValueError, match=r"Call project after each optimiser step\.$"):
+        certify(layer)
+    project_norms(layer)
+    assert certify(layer).contracts
+    with torch.no_grad():
+        layer.layers.operators[1].weight.mul_(2)
+    layer.layers.norm = "scale"
+    assert certify(layer).norms[1] == pytest.approx(0.99)
+
+
+def test_certify_allows_one_layer_to_expand_if_the_others_make_up_for_it() -> None:
+    layer, _ = opteq([5, 9], 6, norm=0.6, alpha=1.0)
+    with torch.no_grad():
+        layer.layers.operators[1].weight.mul_(2)
+    assert certify(layer).lipschitz == pytest.approx(0.36 * 1.44)
+
+
+def around(cell) -> Equilibrium:
+    return Equilibrium(cell)
+
+
+def test_certify_follows_changes() -> None:
+    layer, _ = opteq(6, 6, norm=0.8, alpha=1.0)
+    cell = layer.layers
+    assert certify(around(Skip(cell, 0.5))).lipschitz == pytest.approx(0.5 * 0.64 + 0.5)
+    assert certify(around(ChangeOfVariable(cell, scale=7.0, shift=3.0))).lipschitz == pytest.approx(
+        0.64
+    )
+    rotation = torch.linalg.qr(normal(6, 6)).Q
+    assert certify(around(ChangeOfVariable(cell, matrix=3 * rotation))).lipschitz == pytest.approx(
+        0.64
+    )
+    stretched = ChangeOfVariable(
+        cell, matrix=torch.diag(torch.linspace(1, 1.5, 6, dtype=torch.float64))
+    )
+    assert certify(around(stretched)).lipschitz == pytest.approx(0.96)
+    assert certify(around(Regularized(cell, "l1", 5.0))).lipschitz == pytest.approx(0.64)
+    assert certify(around(Regularized(cell, "l2", 1.9, "gradient"))).lipschitz == pytest.approx(
+        0.64
+    )
+    assert certify(around(Regularized(cell, "incay", 0.5))).lipschitz == pytest.approx(0.96)
+    found = certify(around(Skip(Regularized(cell, "incay", 0.5), 0.5)))
+    assert [name for name, _ in found.changes] == ["Regularized", "Skip"]
+    assert [bound for _, bound in found.changes] == pytest.approx([0.96, 0.98])
+
+
+def test_certify_refuses_changes_that_break_the_proof() -> None:
+    layer, _ = opteq(6, 6, norm=0.8, alpha=1.0)
+    cell = layer.layers
+    with pytest.raises(
+        ValueError,
+        match=r"got 0\.64 for its layers but 1\.28 after Regularized\. Use a convex regulariser",
+    ):
+        certify(around(Regularized(cell, "incay", 1.0)))
+    unknown = Regularized(cell, Custom(lambda z: z.sum(dim=1)))
+    with pytest.raises(
+        ValueError, match=r"got 0\.64 for its layers but no known constant after Regularized"
+    ):
+        certify(around(unknown))
+    found = certify(around(unknown), strict=False)
+    assert found.lipschitz == math.inf
+    assert "unknown" in str(found)
+    steep = ChangeOfVariable(cell, matrix=torch.diag(torch.linspace(1, 3, 6, dtype=torch.float64)))
+    with pytest.raises(
+        ValueError, match=r"got 0\.64 for its layers but 1\.92 after ChangeOfVariable"
+    ):
+        certify(around(steep))
+
+
+def test_certify_holds_for_convolutions_at_every_image_size() -> None:
+    layer = OptEqConv2d(2, 3, [4, 5], 3, "tanh", learn_alpha=True)
+    with torch.no_grad():
+        for operator in layer.layers.operators:
+            operator.scale_(10.0)
+    found = certify(layer)
+    assert found.norms == pytest.approx([0.99, 0.99], rel=1e-5)
+    assert found.lipschitz == pytest.approx((0.8 * 0.99**2 + 0.2) ** 2, rel=1e-5)
+    for size in (3, 4, 11):
+        x = torch.randn(2, 2, size, size)
+        f, y, z = layer.map(x), torch.randn(2, 3, size, size), torch.randn(2, 3, size, size)
+        assert (
+            (f(y) - f(z)).flatten(1).norm(dim=1) <= found.lipschitz * (y - z).flatten(1).norm(dim=1)
+        ).all()
+
+
+def test_certify_refuses_other_layers() -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"certify\.layer must be an Equilibrium, such as OptEq or OptEqConv2d; got Linear",
+    ):
+        certify(nn.Linear(3, 3))  # type: ignore[arg-type]
+
+
+def test_default_layers_are_certified() -> None:
+    assert certify(OptEq(3, 5, [7, 8])).contracts

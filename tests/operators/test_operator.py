@@ -1,0 +1,132 @@
+import re
+
+import pytest
+import torch
+
+from equipoise.operators import Composed, Convolution, Dense, separable
+
+OPERATORS = {
+    "dense_tall": lambda: (Dense(3, 7), (2, 3)),
+    "dense_wide": lambda: (Dense(7, 3), (2, 7)),
+    "zeros": lambda: (Convolution(3, 5), (2, 3, 6, 7)),
+    "circular": lambda: (Convolution(3, 5, padding="circular"), (2, 3, 6, 7)),
+    "even": lambda: (Convolution(3, 2, 2), (2, 3, 4, 5)),
+    "even_circular": lambda: (Convolution(3, 2, (4, 2), padding="circular"), (2, 3, 4, 5)),
+    "pointwise": lambda: (Convolution(3, 4, 1), (2, 3, 1, 1)),
+    "rectangular": lambda: (Convolution(3, 2, (1, 5)), (2, 3, 4, 5)),
+    "whole_image": lambda: (Convolution(2, 2, 5), (2, 2, 5, 5)),
+    "groups": lambda: (Convolution(4, 6, groups=2), (2, 4, 5, 5)),
+    "depthwise": lambda: (Convolution(4, 8, padding="circular", groups=4), (2, 4, 5, 5)),
+    "separable": lambda: (separable(3, 5), (2, 3, 5, 6)),
+    "double_separable": lambda: (
+        Composed([separable(3, 3, 5, multiplier=2), separable(3, 4)]),
+        (2, 3, 6, 6),
+    ),
+}
+
+
+@pytest.fixture(params=OPERATORS)
+def case(request):
+    operator, shape = OPERATORS[request.param]()
+    return operator.double(), torch.randn(shape, dtype=torch.float64)
+
+
+def matrix_of(operator, shape):
+    """The operator's matrix, from its action on unit vectors."""
+    size = torch.Size(shape[1:]).numel()
+    eye = torch.eye(size, dtype=torch.float64).reshape(size, *shape[1:])
+    return operator(eye).detach().reshape(size, -1).T
+
+
+def test_adjoint_is_the_transposed_matrix(case):
+    operator, z = case
+    y = torch.randn_like(operator(z))
+    left, right = (operator(z) * y).sum(), (z * operator.adjoint(y)).sum()
+    assert abs(left - right) <= 1e-14 * y.norm() * z.norm()
+    found = operator.adjoint(y).detach().flatten(1)
+    assert torch.allclose(found, y.flatten(1) @ matrix_of(operator, z.shape), rtol=0, atol=1e-13)
+
+
+def test_adjoint_is_exact_in_float32(case):
+    operator, z = case
+    operator, z = operator.float(), z.float()
+    y = torch.randn_like(operator(z))
+    # Sums in float64, so that only the operator rounds.
+    left = (operator(z).double() * y.double()).sum()
+    right = (z.double() * operator.adjoint(y).double()).sum()
+    assert (
+        abs(left - right) <= 1e-6 * operator.bound(operator.weights()).item() * y.norm() * z.norm()
+    )
+
+
+def test_convolution_is_torchs_convolution():
+    operator = Convolution(3, 5)
+    z = torch.randn(2, 3, 6, 7)
+    assert torch.allclose(operator(z), torch.nn.functional.conv2d(z, operator.kernel, padding=1))
+    y = torch.randn(2, 5, 6, 7)
+    assert torch.allclose(
+        operator.adjoint(y),
+        torch.nn.functional.conv_transpose2d(y, operator.kernel, padding=1),
+        atol=1e-6,
+    )
+
+
+def test_bound_is_above_the_norm_and_close(case):
+    operator, z = case
+    norm = torch.linalg.matrix_norm(matrix_of(operator, z.shape), 2)
+    bound = operator.bound(operator.weights())
+    assert norm <= bound * (1 + 1e-12)
+    # Small images with zero padding are farther from their bound, and products of bounds may be far
+    # from the product's norm.
+    assert bound <= 3 * norm or isinstance(operator, Composed)
+
+
+def test_scaled_and_scale_multiply_the_operator(case):
+    operator, z = case
+    before = operator(z).detach()
+    weights = operator.scaled(operator.weights(), 0.25)
+    assert torch.allclose(operator.apply_with(weights, z), before / 4)
+    assert torch.allclose(operator(z), before)
+    operator.scale_(0.25)
+    assert torch.allclose(operator(z), before / 4)
+
+
+def test_zeros_has_the_shape_of_the_state(case):
+    operator, z = case
+    assert operator.zeros(operator(z)).shape == z.shape
+
+
+def test_affine_adds(case):
+    operator, z = case
+    c = torch.randn_like(operator(z))
+    with torch.no_grad():
+        assert torch.allclose(operator.affine_with(operator.weights(), z, c), operator(z) + c)
+
+
+def test_new_weights_have_a_norm_of_about_one_half():
+    torch.manual_seed(0)
+    for operator in (Dense(200, 300), Convolution(30, 60)):
+        assert 0.4 < operator.bound(operator.weights()).item() < 0.65
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: Convolution(3, 4, groups=2),
+            "Convolution.groups must divide both channel counts; got 2 for 3 and 4.",
+        ),
+        (
+            lambda: Convolution(3, 4, padding="reflect"),
+            "Convolution.padding must be one of circular, zeros; got 'reflect'.",
+        ),
+        (
+            lambda: Convolution(3, 4, 0),
+            "Convolution.kernel_size must be a whole number of at least 1; got 0.",
+        ),
+        (lambda: Composed([]), "Composed.parts must hold at least one operator; got none."),
+    ],
+)
+def test_bad_operators_get_one_sentence(make, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        make()

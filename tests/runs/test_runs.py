@@ -1,0 +1,353 @@
+import json
+import re
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise import ConvergenceError, ConvergenceWarning
+from equipoise.data import AddNoise, Normalize, PadCropFlip, RandomResizedCrop, Resize, load_data
+from equipoise.engine import CheckpointError, read_checkpoint, read_metrics
+from equipoise.runs import (
+    DataConfig,
+    evaluate_run,
+    load_config,
+    open_run,
+    report_run,
+    resume_run,
+    train_run,
+)
+from equipoise.runs import run as run_module
+from equipoise.runs.build import load_samples, make_transforms, resolve
+from equipoise.runs.run import ReportWarning
+
+SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
+FILES = [
+    "checkpoints",
+    "config.toml",
+    "environment.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "report.html",
+    "summary.json",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A small finished run, not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    summary = train_run(load_config("digits", SMALL), folder, quiet=True)
+    return folder, summary
+
+
+def test_run_keeps_everything_and_no_more(run):
+    folder, summary = run
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert json.loads((folder / "summary.json").read_text())["test"] == summary.test
+    assert summary.test["samples"] == 359
+    assert (
+        load_config(folder).model.options["num_classes"] == 10
+    )  # what the data decided is written down
+    assert load_config(folder).task.name == "classification"
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["torch"] == torch.__version__
+    assert environment["processes"] == 1
+
+
+def test_run_evaluates_to_what_training_found(run):
+    folder, summary = run
+    scores = evaluate_run(folder)
+    assert scores.to_dict() == summary.test
+    assert evaluate_run(folder, split="train").samples == 128  # what it learnt from
+
+
+def test_run_opens_without_its_data_and_predicts_the_same(run):
+    folder, summary = run
+    opened = open_run(folder)
+    assert opened.classes == tuple("0123456789")
+    assert not opened.model.training
+    test = load_data("digits", "test")
+    with torch.no_grad():
+        right = (opened.model(test.x).argmax(1) == test.y).float().mean().item()
+    assert right == pytest.approx(summary.test["accuracy"])
+
+
+def test_run_of_the_same_config_gives_the_same_bits(run, tmp_path):
+    folder, _ = run
+    train_run(load_config(folder), tmp_path / "again", quiet=True)
+    first, second = (
+        read_checkpoint(place / "model.safetensors")[0] for place in (folder, tmp_path / "again")
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_another_seed_gives_other_weights(run, tmp_path):
+    folder, _ = run
+    config = load_config(folder)
+    train_run(replace(config, train=replace(config.train, seed=1)), tmp_path / "again", quiet=True)
+    first, second = (
+        read_checkpoint(place / "model.safetensors")[0] for place in (folder, tmp_path / "again")
+    )
+    assert not torch.equal(first["head.classifier.weight"], second["head.classifier.weight"])
+
+
+def test_folder_that_holds_a_run_or_other_files_is_refused_and_left_alone(run, tmp_path):
+    folder, _ = run
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    with pytest.raises(
+        ValueError,
+        match=f"holds a run already. Go on with: equipoise resume {re.escape(str(folder))}",
+    ):
+        train_run(load_config("digits", SMALL), folder, quiet=True)
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match="must be new or empty; it holds other files"):
+        train_run(load_config("digits", SMALL), tmp_path, quiet=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_resume_with_another_config_is_refused(run):
+    folder, _ = run
+    with pytest.raises(ValueError, match="holds a run with another config"):
+        train_run(
+            load_config("digits", [*SMALL, "optimizer.learning_rate=0.5"]),
+            folder,
+            resume=True,
+            quiet=True,
+        )
+
+
+def test_resume_of_a_finished_run_changes_nothing_that_counts(run, tmp_path):
+    folder, summary = run
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    again = resume_run(copy, quiet=True)
+    assert again.test == summary.test
+    assert read_metrics(copy / "metrics.jsonl") == read_metrics(folder / "metrics.jsonl")
+    assert (copy / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_run_without_weights_says_so(run, tmp_path):
+    folder, _ = run
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(
+        ValueError, match=r"must hold model\.safetensors, which is written after the first epoch"
+    ):
+        open_run(copy)
+
+
+def test_weights_of_another_model_are_refused(run, tmp_path):
+    folder, _ = run
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace("opteq-digits", "opteq-mnist"))
+    with pytest.raises(CheckpointError, match="weights of another model"):
+        open_run(copy)
+
+
+def test_report_of_an_unfinished_run_can_be_written(run, tmp_path):
+    folder, _ = run
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    for name in ("summary.json", "model.safetensors", "report.html"):
+        (copy / name).unlink()
+    page = report_run(copy).read_text()
+    assert "opteq-digits on digits" in page
+    lines = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text(
+        lines[0] + lines[1][:20]
+    )  # as it is while a line is written
+    assert "opteq-digits on digits" in report_run(copy).read_text()
+
+
+def test_report_shows_the_problem_that_the_layer_solves(run):
+    page = (run[0] / "report.html").read_text()
+    assert "The equilibrium minimises phi(z)" in page
+    assert "Lipschitz constant at most" in page
+    assert "Confusion matrix" in page
+
+
+def test_report_calls_classes_by_their_names(tmp_path):
+    folder = tmp_path / "run"
+    train_run(
+        load_config("digits", ["data.classes=[8, 3]", "train.epochs=1", "train.batch=64"]),
+        folder,
+        quiet=True,
+    )
+    heads = re.findall(
+        r'<th scope="row">([^<]*)</th>',
+        (folder / "report.html").read_text().partition("Confusion matrix")[2],
+    )
+    assert heads[:2] == ["8", "3"]
+
+
+def test_held_out_samples_are_watched_and_the_test_is_scored_once(tmp_path):
+    config = load_config(
+        "digits", [*SMALL, "data.holdout=0.25", "train.epochs=3", "train.patience=1"]
+    )
+    summary = train_run(config, tmp_path / "run", quiet=True)
+    lines = [
+        line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "epoch"
+    ]
+    assert all(line["validation"]["samples"] == 32 and "test" not in line for line in lines)
+    assert summary.validation["samples"] == 32
+    assert summary.test["samples"] == 359
+    assert evaluate_run(tmp_path / "run").to_dict() == summary.test
+
+
+def test_parts_of_the_training_data_do_not_overlap():
+    plain = load_data("digits", "train")
+    plain = replace(plain, y=torch.arange(len(plain)))
+    for subset, holdout in ((0, 0.1), (100, 0.25), (100, 0.0)):
+        data = DataConfig("digits", subset=subset, holdout=holdout)
+        samples = load_samples(data)
+        count = subset or 1438
+        held = round(count * holdout)
+        assert len(samples.train) == count - held
+        assert len(samples.watched) == (held or 359)
+        pictures = {bytes(x.numpy().tobytes()) for x in samples.train.x}
+        if held:
+            assert not pictures & {bytes(x.numpy().tobytes()) for x in samples.watched.x}
+    assert len(load_samples(DataConfig("digits", subset=1438)).train) == 1438
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (
+            DataConfig("digits", subset=5000),
+            "data.subset must be at most 1438, the number of training samples; got 5000.",
+        ),
+        (
+            DataConfig("digits", subset=3, holdout=0.1),
+            "data.holdout must leave samples on both sides; got 0.1 of 3 samples.",
+        ),
+        (
+            DataConfig("digits", classes=(3, 3)),
+            "Dataset.select.labels must be different numbers from 0 to 9; got [3, 3].",
+        ),
+        (
+            DataConfig("digits", classes=(10,)),
+            "Dataset.select.labels must be different numbers from 0 to 9; got [10].",
+        ),
+    ],
+    ids=range(4),
+)
+def test_parts_that_do_not_exist_are_refused(data, sentence):
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):
+        load_samples(data)
+
+
+def test_two_classes_are_enough_for_a_binary_regression(tmp_path):
+    settings = [
+        "data.classes=[3, 8]",
+        "task.name=binary-regression",
+        "train.epochs=3",
+        "train.batch=32",
+    ]
+    summary = train_run(load_config("digits", settings), tmp_path / "run", quiet=True)
+    assert summary.classes == ("3", "8")
+    assert summary.test["accuracy"] > 0.9
+    assert load_config(tmp_path / "run").model.options["num_classes"] == 1
+
+
+def test_a_model_that_does_not_fit_the_data_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(
+        ValueError,
+        match=r"The input of opteq-cifar10-162k must have shape \(batch, 3, height, width\)",
+    ):
+        train_run(
+            load_config("digits", ["model.name=opteq-cifar10-162k"]), tmp_path / "run", quiet=True
+        )
+    with pytest.raises(ValueError, match="num_classes"):
+        train_run(
+            load_config("digits", ["model.options.num_classes=-3"]), tmp_path / "run", quiet=True
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_transforms_are_what_the_config_says():
+    pictures = load_data("digits", "test")
+    train, plain = make_transforms(
+        DataConfig("digits", augment="pad-crop-flip", padding=2, flip=0.0, mean=(0.3,), std=(0.5,)),
+        pictures,
+    )
+    assert [
+        type(part) for part in train.transforms if isinstance(part, PadCropFlip | Normalize)
+    ] == [PadCropFlip, Normalize]
+    assert not any(isinstance(part, PadCropFlip) for part in plain.transforms)
+    train, plain = make_transforms(
+        DataConfig("digits", augment="random-resized-crop", size=(4, 4), noise=0.1), pictures
+    )
+    assert type(train.transforms[0]) is RandomResizedCrop
+    assert type(plain.transforms[0]) is Resize
+    assert isinstance(plain.transforms[-1], AddNoise)
+    x, y = plain(pictures.x[:2], pictures.y[:2], generator=torch.Generator().manual_seed(0))
+    assert x.shape == y.shape == (2, 1, 4, 4)
+
+
+def test_transforms_of_pictures_are_refused_for_tables(tmp_path):
+    rows = np.random.default_rng(0).random((6, 64)).astype(np.float32)
+    np.savez(tmp_path / "train.npz", x=rows, y=np.arange(6) % 2)
+    np.savez(tmp_path / "test.npz", x=rows, y=np.arange(6) % 2)
+    data = DataConfig("npz", root=str(tmp_path))
+    samples = load_samples(data)
+    assert make_transforms(data, samples.train) == (None, None)
+    with pytest.raises(
+        ValueError, match=r"data\.size must be left out: it is for pictures, and 'npz' holds none"
+    ):
+        make_transforms(replace(data, size=(8, 8)), samples.train)
+    config = load_config(
+        "digits", ["data.name=npz", f"data.root={tmp_path}", "train.batch=2", "train.epochs=1"]
+    )
+    assert resolve(config, samples.train).model.options["num_classes"] == 2
+    assert train_run(config, tmp_path / "run", quiet=True).test["samples"] == 6
+
+
+def test_parts_of_a_run_are_those_that_it_used(tmp_path):
+    summary = train_run(
+        load_config("digits", [*SMALL, "data.holdout=0.25"]), tmp_path / "run", quiet=True
+    )
+    held = evaluate_run(tmp_path / "run", split="val")
+    assert held.to_dict() == summary.validation
+    assert evaluate_run(tmp_path / "run", split="train").samples == 96
+
+
+def test_one_class_is_nothing_to_learn(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"^data\.classes must leave two classes to tell apart; got 1\.$"
+    ):
+        train_run(load_config("digits", ["data.classes=[4]"]), tmp_path / "run", quiet=True)
+
+
+def test_run_that_fails_leaves_a_page_to_look_at(tmp_path):
+    wild = [
+        "optimizer.name=sgd",
+        "optimizer.learning_rate=1e30",
+        "schedule.name=constant",
+        "data.subset=200",
+        "train.batch=10",
+    ]
+    with (
+        pytest.warns(ConvergenceWarning),
+        pytest.raises(ConvergenceError, match="10 steps in a row were skipped, up to step 11"),
+    ):
+        train_run(load_config("digits", wild), tmp_path / "run", quiet=True)
+    assert "opteq-digits on digits" in (tmp_path / "run" / "report.html").read_text()
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
+    def fail(_):
+        raise ArithmeticError("no picture")
+
+    monkeypatch.setattr(run_module, "report_run", fail)
+    with pytest.warns(
+        ReportWarning,
+        match=r"the report could not be made \(no picture\); try again with: equipoise report",
+    ):
+        summary = train_run(load_config("digits", SMALL), tmp_path / "run", quiet=True)
+    assert summary.stopped == "finished"
+    assert (tmp_path / "run" / "summary.json").exists()
