@@ -16,7 +16,16 @@ from equipoise.core.tree import (
     shares_memory,
     to_numpy,
 )
-from equipoise.core.validate import require_count, require_fraction, require_positive
+from equipoise.core.validate import (
+    SettingError,
+    require_between,
+    require_count,
+    require_flag,
+    require_fraction,
+    require_positive,
+    require_type,
+    require_whole,
+)
 
 __all__ = [
     "ConvergenceError",
@@ -24,6 +33,7 @@ __all__ = [
     "Layout",
     "ModuleTensors",
     "Registry",
+    "SettingError",
     "Shared",
     "Structure",
     "Tree",
@@ -34,9 +44,13 @@ __all__ = [
     "is_wrapped",
     "outside_graphs",
     "remove_partials",
+    "require_between",
     "require_count",
+    "require_flag",
     "require_fraction",
     "require_positive",
+    "require_type",
+    "require_whole",
     "row_dot",
     "row_norm",
     "shares_memory",

@@ -6,20 +6,22 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from equipoise.core.validate import SettingError
+
 __all__ = ["Registry", "choose"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-def choose(owner: str, value: str, options: Iterable[str]) -> str:
+def choose(key: str, value: str, options: Iterable[str]) -> str:
     """Return `value` if it is one of `options`, else raise with the list and the nearest name."""
     names = sorted(options)
     if value in names:
         return value
     near = difflib.get_close_matches(str(value), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{owner} must be one of {', '.join(names)}; got {value!r}.{hint}")
+    hint = f"Did you mean {near[0]!r}?" if near else ""
+    raise SettingError(key, f"be one of {', '.join(names)}", value, hint)
 
 
 class Registry(Generic[T]):
