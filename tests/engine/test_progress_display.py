@@ -125,6 +125,7 @@ def test_epoch_line_reads_well() -> None:
     ("change", "expected"),
     [
         ({"validation": {"accuracy": 1.0}}, "validation accuracy 100.0 %"),
+        ({"validation": {"accuracy": 0.9996}}, "validation accuracy 99.9 %"),
         ({"train": {"loss": 3.0, "perplexity": 20.0855}}, "loss 3   perplexity 20.09"),
         ({"train": {"psnr": 31.4159}}, "PSNR 31.42 dB"),
         (

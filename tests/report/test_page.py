@@ -323,6 +323,56 @@ def test_page_shows_the_score_of_any_task(
 
 
 @pytest.mark.parametrize(
+    ("correct", "samples", "tile", "ratio", "spoken"),
+    [
+        (2500, 2500, "100.0\u202f%", "100.0\u202f%", "100.00"),
+        (2499, 2500, "99.9\u202f%", "99.9\u202f%", "99.96"),
+        (50_000, 50_000, "100.00\u202f%", "100.0\u202f%", "100.00"),
+        (49_999, 50_000, "99.99\u202f%", "99.9\u202f%", "99.99"),
+    ],
+    ids=["all of few", "one missed of few", "all of many", "one missed of many"],
+)
+def test_page_says_100_percent_only_of_all(
+    correct: int, samples: int, tile: str, ratio: str, spoken: str
+) -> None:
+    def wrong(size: int) -> np.ndarray:
+        counts = np.zeros((size, size), dtype=np.int64)
+        counts[0, :2] = correct, samples - correct
+        return counts
+
+    scores = {"accuracy": correct / samples, "samples": samples}
+    status = {"CONVERGED": correct, "MAX_STEPS": samples - correct}
+    report = RunReport(
+        "nearly all",
+        epochs=[{"epoch": 0, "step": 1, "test": scores}],
+        summary={"metric": "accuracy", "test": {**scores, "status": status}},
+        confusion=wrong(2),
+    )
+    page = assert_sealed(render_report(report))
+    words = page.words()
+    assert words[words.index("test accuracy") + 1] == tile
+    tables = [text for tag, text in page.text if tag == "td" and "%" in text]
+    assert tables == [ratio, ratio]  # converged, recall
+    labels = [attributes.get("aria-label") or "" for _, attributes in page.tags]
+    assert f"Accuracy (%) by step: test {spoken}." in labels
+    page = assert_sealed(render_report(RunReport("many classes", confusion=wrong(30))))
+    (alternative,) = [attributes["alt"] for tag, attributes in page.tags if tag == "img"]
+    assert f"; {ratio} of samples on the diagonal" in alternative
+
+
+def test_page_axis_of_nearly_all_names_each_tick_differently() -> None:
+    epochs = [
+        {"epoch": k, "step": k, "test": {"accuracy": value}}
+        for k, value in enumerate((0.99990, 0.99998))
+    ]
+    page = assert_sealed(render_report(RunReport("axis", epochs=epochs)))
+    ticks = [text for tag, text in page.text if tag == "text" and text.startswith(("99.", "100"))]
+    assert len(ticks) >= 3
+    assert len(set(ticks)) == len(ticks)
+    assert "100" not in ticks
+
+
+@pytest.mark.parametrize(
     "values", [(5e-324, 1e-99), (-1e99, 1e99), (1e-320, 2e-320), (1e99, 1e99), (0.0, 0.0)], ids=repr
 )
 def test_page_copes_with_extreme_numbers(values: tuple[float, float]) -> None:

@@ -1,9 +1,10 @@
-"""Errors, checks, registries, trees of tensors, the tensors of a module, atomic files."""
+"""Errors, checks, registries, trees and module tensors, atomic files, percentages."""
 
 from equipoise.core.atomic_file import remove_partials, write_atomically
 from equipoise.core.denormal import flush_denormals
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
+from equipoise.core.percent import to_percent
 from equipoise.core.registry import Registry, choose
 from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
 from equipoise.core.tree import (
@@ -55,5 +56,6 @@ __all__ = [
     "row_norm",
     "shares_memory",
     "to_numpy",
+    "to_percent",
     "write_atomically",
 ]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self, TextIO, final
 
-from equipoise.core import ConvergenceWarning
+from equipoise.core import ConvergenceWarning, to_percent
 
 __all__ = ["Progress", "make_progress", "score_text", "shown_by"]
 
@@ -276,7 +276,7 @@ def score_text(name: str, value: float | None) -> str:
     """
     value = math.nan if value is None else value
     if name in NAMES and math.isfinite(value):
-        return f"{NAMES[name]} {100 * value:.1f} %"
+        return f"{NAMES[name]} {to_percent(value)} %"
     if name == "psnr" and math.isfinite(value):
         return f"PSNR {value:.2f} dB"
     return f"{NAMES.get(name, name)} {value:.4g}"

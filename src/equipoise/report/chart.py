@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from equipoise.core import to_percent
 from equipoise.report.curve import MIN_VALUE, thin
 from equipoise.report.markup import clean, escape, figure, plural, power
 
@@ -182,12 +183,13 @@ def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
         )  # whole tenfolds, so that there are labels
         axes.yaxis.set_major_locator(LogLocator(numticks=6))
         axes.yaxis.set_minor_locator(NullLocator())
-        plain = low >= -2 and high <= 3
+        plain, digits = low >= -2 and high <= 3, 4
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
-        plain = 0.01 <= max(map(abs, axes.get_ylim())) < 1e6
+        largest = max(map(abs, axes.get_ylim()))
+        plain, digits = 0.01 <= largest < 1e6, _digits(axes.get_yticks(), largest)
     axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda value, _: figure(value) if plain else power(value))
+        FuncFormatter(lambda value, _: figure(value, digits) if plain else power(value))
     )
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: figure(value)))
@@ -201,16 +203,24 @@ def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
     axes.margins(x=0.02)
 
 
+def _digits(ticks: np.ndarray, largest: float) -> int:
+    """Return how many significant digits tell each tick from the next: 99.996 % is not 100 %."""
+    spacing = float(np.diff(ticks).min()) if len(ticks) > 1 else 0.0
+    if not 0 < spacing < largest:
+        return 4
+    return min(max(4, math.ceil(math.log10(largest / spacing)) + 1), 12)
+
+
 def _summary(chart: Chart, ends: Sequence[tuple[str, np.ndarray]]) -> str:
     """The chart in words, for those who do not see it."""
     parts = []
     for name, y in ends:
         known = y[np.isfinite(y)]
-        parts.append(
-            f"{name} {figure(known[0])}"
-            if len(known) == 1
-            else f"{name} from {figure(known[0])} to {figure(known[-1])}"
+        first, last = (
+            to_percent(value / 100, 2) if chart.unit == "%" else figure(value)
+            for value in known[[0, -1]]
         )
+        parts.append(f"{name} {last}" if len(known) == 1 else f"{name} from {first} to {last}")
     rule = f"; {chart.rule.name}" if chart.rule else ""
     return f"{chart.title} ({chart.unit}) by {chart.x}: {'; '.join(parts)}{rule}."
 

@@ -64,13 +64,13 @@ def plural(value: float, noun: str) -> str:
     return f"{count(value)} {noun if value == 1 else noun + 's'}"
 
 
-def figure(value: float) -> str:
-    """Return a number with three or four digits, a dash for NaN."""
+def figure(value: float, digits: int = 4) -> str:
+    """Return a number with a few significant digits, a dash for NaN."""
     if not math.isfinite(value):
         return NONE
     if value and not 1e-3 <= abs(value) < 1e6:
         return power(value)
-    return count(value) if abs(value) >= 1e4 else f"{value:.4g}"
+    return count(value) if abs(value) >= 1e4 else f"{value:.{digits}g}"
 
 
 def power(value: float) -> str:

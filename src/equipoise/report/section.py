@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.core import to_percent
 from equipoise.report.chart import Chart, Line, Rule
 from equipoise.report.content import RunReport
 from equipoise.report.curve import MIN_VALUE, average, column, inner, keys, number
@@ -68,7 +69,7 @@ def tiles(report: RunReport) -> str:
             samples = number(values.get("samples"))
             more = plural(samples, "sample") if math.isfinite(samples) else ""
             shown = (
-                f"{100 * value:.{2 if samples >= 5000 else 1}f}\u202f%"
+                f"{to_percent(value, 2 if samples >= 5000 else 1)}\u202f%"
                 if unit == "%"
                 else f"{figure(value)} {unit}".strip()
             )
@@ -220,7 +221,7 @@ def statuses(report: RunReport) -> str:
         [
             escape(name),
             *(count(counts[status]) for status in names),
-            f"{_share(counts['CONVERGED'], counts.total())}",
+            f"{_ratio(counts['CONVERGED'], counts.total())}",
         ]
         for name, counts in rows
     ]
@@ -244,7 +245,7 @@ def confusion_matrix(report: RunReport) -> str:
     if len(counts) > MAX_NAMED_CLASSES:
         label = (
             f"Confusion matrix of {len(counts)} classes; "
-            f"{_share(counts.trace(), counts.sum())} of samples on the diagonal"
+            f"{_ratio(counts.trace(), counts.sum())} of samples on the diagonal"
         )
         return (
             f"<p>Rows are the truth, columns the prediction, of {len(counts)} classes. "
@@ -260,7 +261,7 @@ def confusion_matrix(report: RunReport) -> str:
             f'<b class="heat-{math.ceil(10 * share)}">{count(value)}</b>' if value else "·"
             for value, share in zip(counts[k], shares[k], strict=True)
         ]
-        rows.append([name, *cells, _share(counts[k, k], total[k])])
+        rows.append([name, *cells, _ratio(counts[k, k], total[k])])
     long = any(len(str(name)) > 4 for name in report.classes)
     heads = [f'<span class="turned">{name}</span>' if long else name for name in names]
     listed = table("Rows are the truth, columns the prediction", rows, ["truth", *heads, "recall"])
@@ -384,11 +385,8 @@ def _plain(status: str) -> str:
     return status.lower().replace("_", " ")
 
 
-def _share(part: float, whole: float) -> str:
-    """A share of which 100 % means all."""
-    if not whole:
-        return NONE
-    return f"{100 * part / whole if part == whole else min(100 * part / whole, 99.9):.1f}\u202f%"
+def _ratio(count: float, total: float) -> str:
+    return f"{to_percent(count / total)}\u202f%" if total else NONE
 
 
 def _scroll(kind: str, name: str, content: str) -> str:
