@@ -90,13 +90,15 @@ def run(steps: int = 400, epochs: int = 5, **more) -> RunReport:
         },
         "classes": [f"class {k}" for k in range(10)],
         "confusion": np.diag(np.arange(100, 110)) + np.eye(10, k=1, dtype=np.int64) * 7,
-        "solve": SolvePath(
-            residual=list(0.8 * 0.5 ** np.arange(16)),
-            objective=list(20 * 0.3 ** np.arange(16)),
-            description="The layer minimises a strongly convex function.",
-            certificate="The map is a contraction.",
-            image=generator.random((8, 8)),
-        ),
+        "solves": [
+            SolvePath(
+                residual=list(0.8 * 0.5 ** np.arange(16)),
+                objective=list(20 * 0.3 ** np.arange(16)),
+                description="The layer minimises a strongly convex function.",
+                certificate="The map is a contraction.",
+                image=generator.random((8, 8)),
+            )
+        ],
     }
     return RunReport(**{**settings, **more})
 
@@ -149,11 +151,14 @@ def hostile() -> RunReport:
         confusion=np.eye(13) * 7,
         masks=masks(1),
         ignore=255,
-        solve=SolvePath(
-            [1.0, 0.0, math.nan, 1e-3],
-            [math.inf, -1.0, 3.0],
-            HARM,
-            HARM * 100,
-            np.full((8, 8), np.nan),
-        ),
+        solves=[
+            SolvePath(
+                [1.0, 0.0, math.nan, 1e-3],
+                [math.inf, -1.0, 3.0],
+                HARM,
+                HARM * 100,
+                np.full((8, 8), np.nan),
+                HARM,
+            )
+        ],
     )

@@ -360,6 +360,22 @@ def test_page_says_100_percent_only_of_all(
     assert f"; {ratio} of samples on the diagonal" in alternative
 
 
+def test_page_shows_each_equilibrium_in_a_section_of_its_own() -> None:
+    solves = [
+        SolvePath([1.0, 1e-3], certificate="The map is a contraction.", name="equilibrium.0"),
+        SolvePath([1.0, 1e-2], [5.0, 0.1], "It minimises a sum.", name="equilibrium.1"),
+    ]
+    page = assert_sealed(render_report(RunReport("two", solves=solves)))
+    assert page.headings() == [
+        "The equilibrium of one sample: equilibrium.0",
+        "Residual",
+        "The equilibrium of one sample: equilibrium.1",
+        "Residual",
+        "Objective",
+    ]
+    assert {"The map is a contraction.", "It minimises a sum."} <= set(page.words())
+
+
 def test_page_axis_of_nearly_all_names_each_tick_differently() -> None:
     epochs = [
         {"epoch": k, "step": k, "test": {"accuracy": value}}
@@ -383,7 +399,7 @@ def test_page_copes_with_extreme_numbers(values: tuple[float, float]) -> None:
     config = {"model": {"options": {"tolerance": 5e-324}}}
     page = assert_sealed(
         render_report(
-            RunReport("extreme", steps=steps, config=config, solve=SolvePath(values, values))
+            RunReport("extreme", steps=steps, config=config, solves=[SolvePath(values, values)])
         )
     )
     assert page.headings()[:2] == ["Training", "Loss"]

@@ -49,8 +49,9 @@ class SolvePath:
             one.
         description: The problem that the layer solves, in words.
         certificate: What is proven about the solve, in words.
-        image: The sample as a picture, height x width or height x width x 3: uint8, or numbers that
-            are scaled from their least to their largest.
+        image: The sample as an image, height x width or height x width x 3: uint8, or numbers that
+            are scaled from the smallest to the largest.
+        name: The layer, where a page shows several.
     """
 
     residual: Sequence[float]
@@ -58,6 +59,7 @@ class SolvePath:
     description: str = ""
     certificate: str = ""
     image: np.ndarray | None = None
+    name: str = ""
 
     def __post_init__(self) -> None:
         if self.image is not None:
@@ -84,7 +86,7 @@ class RunReport:
         confusion: Counts of samples, rows for the truth, columns for the prediction.
         masks: Samples of a segmentation.
         ignore: The label of pixels that do not count.
-        solve: The solve of one sample.
+        solves: The solve of one sample, one for each equilibrium layer.
     """
 
     title: str
@@ -97,7 +99,7 @@ class RunReport:
     confusion: np.ndarray | None = None
     masks: Sequence[MaskSample] = ()
     ignore: int | None = None
-    solve: SolvePath | None = None
+    solves: Sequence[SolvePath] = ()
 
     def __post_init__(self) -> None:
         if self.confusion is not None:

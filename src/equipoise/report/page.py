@@ -13,12 +13,14 @@ from equipoise.report.markup import escape, sections
 from equipoise.report.section import (
     confusion_matrix,
     curves,
+    describe_solve,
     masks,
     rates,
+    solve_charts,
+    solve_title,
     solver,
     statuses,
     tiles,
-    trajectory,
 )
 from equipoise.report.style import STYLE
 
@@ -41,7 +43,10 @@ def render_report(report: RunReport) -> str:
         drawn = "".join(draw(chart, next(numbers)) for chart in found)
         return f'<div class="charts">\n{drawn}</div>' if drawn else ""
 
-    words, path = trajectory(report)
+    solves = [
+        (solve_title(solve), describe_solve(solve) + charts(solve_charts(solve, report)))
+        for solve in report.solves
+    ]
     parts = (
         ("Training", charts(curves(report))),
         ("Learning rate and gradient", charts(rates(report))),
@@ -49,7 +54,7 @@ def render_report(report: RunReport) -> str:
         ("How solves ended", statuses(report)),
         ("Confusion matrix", confusion_matrix(report)),
         ("Sample masks", masks(report)),
-        ("The equilibrium of one sample", words + charts(path)),
+        *solves,
         ("Configuration", _settings(sections(report.config, "general"))),
         ("Environment", _settings(sections(report.environment, "general"))),
     )

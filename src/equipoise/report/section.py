@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise.core import to_percent
 from equipoise.report.chart import Chart, Line, Rule
-from equipoise.report.content import RunReport
+from equipoise.report.content import RunReport, SolvePath
 from equipoise.report.curve import MIN_VALUE, average, column, inner, keys, number
 from equipoise.report.image import encode, label_colour, paint_heat, paint_mask, shrink, to_bytes
 from equipoise.report.markup import NONE, clock, count, escape, figure, plural, table
@@ -19,12 +19,14 @@ from equipoise.report.markup import NONE, clock, count, escape, figure, plural, 
 __all__ = [
     "confusion_matrix",
     "curves",
+    "describe_solve",
     "masks",
     "rates",
+    "solve_charts",
+    "solve_title",
     "solver",
     "statuses",
     "tiles",
-    "trajectory",
 ]
 
 HELD_OUT = ("test", "validation")
@@ -297,46 +299,36 @@ def masks(report: RunReport) -> str:
     return f'<div class="masks">{rows}</div><ul class="legend">{legend}{clear}</ul>'
 
 
-def trajectory(report: RunReport) -> tuple[str, list[Chart]]:
-    """The solve of one sample: what it solves, how residual and objective fell."""
-    solve = report.solve
-    if solve is None:
-        return "", []
-    words = "".join(
+def solve_title(solve: SolvePath) -> str:
+    """The heading of a solve."""
+    return f"The equilibrium of one sample{': ' if solve.name else ''}{escape(solve.name)}"
+
+
+def describe_solve(solve: SolvePath) -> str:
+    """What the solve of one sample solves, and what is proven about it."""
+    text = "".join(
         f'<p class="prose">{escape(text)}</p>'
         for text in (solve.description, solve.certificate)
         if text
     )
-    if solve.image is not None:
-        words = (
-            f'<img class="sample pixels" src="{encode(shrink(to_bytes(solve.image)))}" '
-            f'alt="the sample">{words}'
-        )
-    rule = _tolerance(report)
-    charts = []
-    for name, unit, values in (
-        ("Residual", "relative residual", solve.residual),
-        ("Objective", "value above the minimum", solve.objective),
-    ):
-        y = np.array([number(value) for value in (values if values is not None else ())])
-        line = Line(
-            name.lower(),
-            np.arange(len(y), dtype=np.float64),
-            y,
-            0 if name == "Residual" else 2,
-            "points",
-        )
-        charts.append(
-            Chart(
-                name,
-                [line],
-                unit,
-                x="step of the solver",
-                log=True,
-                rule=rule if name == "Residual" else None,
-            )
-        )
-    return words, charts
+    if solve.image is None:
+        return text
+    source = encode(shrink(to_bytes(solve.image)))
+    return f'<img class="sample pixels" src="{source}" alt="the sample">{text}'
+
+
+def solve_charts(solve: SolvePath, report: RunReport) -> Iterator[Chart]:
+    """How residual and objective fell."""
+    residual = _path("residual", solve.residual, 0)
+    objective = _path("objective", () if solve.objective is None else solve.objective, 2)
+    x, rule = "step of the solver", _tolerance(report)
+    yield Chart("Residual", [residual], "relative residual", x=x, log=True, rule=rule)
+    yield Chart("Objective", [objective], "value above the minimum", x=x, log=True)
+
+
+def _path(name: str, values: Sequence[float], colour: int) -> Line:
+    y = np.array([number(value) for value in values])
+    return Line(name, np.arange(len(y), dtype=np.float64), y, colour, "points")
 
 
 def _is_wide(y: np.ndarray) -> bool:

@@ -41,7 +41,7 @@ def report_run(folder: Path) -> Path:
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     summary = read_json(folder / "summary.json")
     masks: list[MaskSample] = []
-    solve: SolvePath | None = None
+    solves: list[SolvePath] = []
     about: Dataset | None = None
     settings = asdict(config)
     if (folder / "model.safetensors").exists():
@@ -55,7 +55,7 @@ def report_run(folder: Path) -> Path:
         except DataError:
             samples = None
         if samples is not None and len(samples):
-            solve = _solve(run, samples)
+            solves = [_solve(run, samples)]
             masks = _masks(run, samples) if run.task.name == "segmentation" else []
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
@@ -68,14 +68,14 @@ def report_run(folder: Path) -> Path:
         confusion=_confusion((summary or {}).get("confusion"), folder / "summary.json"),
         masks=masks,
         ignore=None if about is None else about.ignore,
-        solve=solve,
+        solves=solves,
     )
     path = folder / "report.html"
     write_atomically(path, render_report(report))
     return path
 
 
-def _solve(run: Run, samples: Dataset) -> SolvePath | None:
+def _solve(run: Run, samples: Dataset) -> SolvePath:
     """The path of a plain solve for the first sample, made much more exactly than in training."""
     raw, target = samples.gather([0])
     x = (
