@@ -1,6 +1,8 @@
 """Equilibrium networks: layers whose output is the solution of `z = f(z, x)`."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from equipoise.core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from equipoise.analysis import certify, spectral_radius
@@ -120,18 +122,7 @@ _FOLDERS = (
 # Names are imported when they are first used, because torch takes a second, and `equipoise --help`
 # does without it.
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        from importlib import import_module
-
-        if name in _FOLDERS:
-            return import_module(f"{__name__}.{name}")
-        if name in __all__:
-            for folder in (*_FOLDERS, "families.opteq"):
-                home = import_module(f"{__name__}.{folder}")
-                if name in home.__all__:
-                    return globals().setdefault(name, getattr(home, name))
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    __getattr__ = lazy_names(__name__, __all__, (*_FOLDERS, "families.opteq"))
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *_FOLDERS, *(name for name in globals() if name.startswith("__"))})

@@ -188,7 +188,7 @@ def test_stopped_run_goes_on_with_another_number_of_processes(pair: Path, tmp_pa
     folder = tmp_path / "run"
     code, printed = run(tmp_path, __file__, "stop", *TRAIN, "--output", str(folder))
     assert code != 0
-    assert printed.count(f"equipoise: interrupted; go on with: equipoise resume {folder}") == 2, (
+    assert printed.count(f"equipoise: interrupted; resume with: equipoise resume {folder}") == 2, (
         printed
     )
     last = max(line["step"] for line in lines(folder, "step"))

@@ -1,22 +1,12 @@
 """Errors, checks, registries, trees and module tensors, atomic files, percentages."""
 
+from typing import TYPE_CHECKING
+
 from equipoise.core.atomic_file import remove_partials, write_atomically
-from equipoise.core.denormal import flush_denormals
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
-from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
+from equipoise.core.lazy import lazy_names
 from equipoise.core.percent import to_percent
 from equipoise.core.registry import Registry, choose
-from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
-from equipoise.core.tree import (
-    Layout,
-    Shared,
-    Structure,
-    Tree,
-    row_dot,
-    row_norm,
-    shares_memory,
-    to_numpy,
-)
 from equipoise.core.validate import (
     SettingError,
     require_between,
@@ -27,6 +17,21 @@ from equipoise.core.validate import (
     require_type,
     require_whole,
 )
+
+if TYPE_CHECKING:
+    from equipoise.core.denormal import flush_denormals
+    from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
+    from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
+    from equipoise.core.tree import (
+        Layout,
+        Shared,
+        Structure,
+        Tree,
+        row_dot,
+        row_norm,
+        shares_memory,
+        to_numpy,
+    )
 
 __all__ = [
     "ConvergenceError",
@@ -43,6 +48,7 @@ __all__ = [
     "flush_denormals",
     "full_precision",
     "is_wrapped",
+    "lazy_names",
     "outside_graphs",
     "remove_partials",
     "require_between",
@@ -59,3 +65,10 @@ __all__ = [
     "to_percent",
     "write_atomically",
 ]
+
+# What imports torch comes when it is asked for, so that the command line can check names and say
+# what is wrong with them without waiting for it.
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__, __all__, ("denormal", "module_tensors", "transforms", "tree")
+    )

@@ -1,0 +1,74 @@
+"""How the command tells what went wrong: one line on stderr, and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import TextIO
+
+from equipoise.cli.command import BAD_INPUT, DIVERGED
+from equipoise.core import ConvergenceError
+
+__all__ = ["show_warning", "tell"]
+
+BUG, INTERRUPTED = 1, 130  # exit codes
+
+
+def tell(error: BaseException) -> int:
+    """Say in one line on stderr what went wrong, and return the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        _say("", str(error) or "interrupted")
+        return INTERRUPTED
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        _say("error: ", f"{error.filename}: {error.strerror}")
+        return BAD_INPUT
+    if isinstance(error, ValueError | OSError | ImportError):  # an extra that is not installed
+        _say("error: ", str(error))
+        return BAD_INPUT
+    if isinstance(error, ConvergenceError):
+        _say("error: ", str(error))
+        return DIVERGED
+    reason = str(error).partition("\n")[0]
+    # On a CPU, torch has no type of its own for this error.
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in reason):
+        _say(
+            "error: ",
+            f"not enough memory: lower train.batch or train.evaluate_batch ({reason})",
+        )
+        return BAD_INPUT
+    if isinstance(error, RuntimeError) and os.environ.get("WORLD_SIZE", "1") != "1":
+        _say(
+            "error: ",
+            "another process was lost or cannot be reached: torchrun --max-restarts 3 would have "
+            f"resumed the run ({reason})",
+        )
+        return BUG
+    _say(
+        "error: ",
+        f"{type(error).__name__}: {error}. This is a bug; run again with --debug to see where.",
+    )
+    return BUG
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Show a warning of ours as one line, others as Python does; for `warnings.showwarning`."""
+    if category.__module__.startswith("equipoise."):
+        _say("warning: ", str(message))
+    else:
+        (file or sys.stderr).write(
+            warnings.formatwarning(message, category, filename, lineno, line)
+        )
+
+
+def _say(kind: str, text: str) -> None:
+    line = " ".join(text.split())
+    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
+    print(f"equipoise: {kind}{shown}", file=sys.stderr)

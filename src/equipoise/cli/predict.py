@@ -1,0 +1,57 @@
+"""`equipoise predict`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from equipoise.cli.command import DONE, Command, add_run, count
+
+__all__ = ["PREDICT"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what `predict` takes."""
+    add_run(parser)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what to predict for")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="where to write the predictions")
+
+
+def run(arguments: Namespace) -> int:
+    """Predict for files."""
+    from equipoise.engine.inputs import read_inputs
+    from equipoise.engine.predict import predict, write_predictions
+    from equipoise.runs import open_run
+
+    run = open_run(arguments.folder)
+    name, size = run.task.name, run.config.data.size or run.about.shape[1:]
+    if name in ("segmentation", "restoration") and arguments.out is None:
+        raise ValueError(f"--out must name a folder for the results of a {name}; it is missing.")
+    inputs = read_inputs(
+        arguments.files,
+        shape=(*run.about.shape[:1], *size),
+        # A segmentation takes whole images, others are brought to the size of the training.
+        multiple=run.model.multiple if name == "segmentation" else None,
+        vocabulary=run.classes if name == "language" else None,
+    )
+    found = predict(run.model, run.task, inputs, classes=run.classes, transform=run.transform)
+    missed = write_predictions(found, arguments.out, sys.stdout)
+    if arguments.out is not None:
+        print(f"predictions: {arguments.out}", file=sys.stderr)
+    if missed:
+        print(
+            f"equipoise: warning: {count(missed, 'prediction')} did not reach the solver's "
+            "tolerance",
+            file=sys.stderr,
+        )
+    return DONE
+
+
+PREDICT = Command(
+    "Predict for files with the weights that a run kept.",
+    "equipoise predict runs/first cat.png dog.png",
+    add_arguments,
+    run,
+    many="files",
+)

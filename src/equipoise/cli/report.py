@@ -1,0 +1,36 @@
+"""`equipoise report`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from equipoise.cli.command import DONE, Command, add_run
+
+__all__ = ["REPORT"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what `report` takes."""
+    add_run(parser)
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
+
+
+def run(arguments: Namespace) -> int:
+    """Write the page about a run."""
+    from equipoise.runs import report_run
+
+    path = report_run(arguments.folder)
+    print(path)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+    return DONE
+
+
+REPORT = Command(
+    "Write a page about a run, and print where it is.",
+    "equipoise report runs/first",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,31 @@
+"""`equipoise resume`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from equipoise.cli.command import Command, add_quiet, add_run
+from equipoise.cli.train import train_and_tell
+
+__all__ = ["RESUME"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what `resume` takes."""
+    add_run(parser)
+    add_quiet(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Resume a run."""
+    from equipoise.runs import resume_run
+
+    folder = arguments.folder
+    return train_and_tell(
+        folder, folder / "config.toml", lambda: resume_run(folder, quiet=arguments.quiet)
+    )
+
+
+RESUME = Command(
+    "Resume a run that was stopped.", "equipoise resume runs/first", add_arguments, run
+)

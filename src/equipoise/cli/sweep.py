@@ -1,0 +1,57 @@
+"""`equipoise sweep`."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Literal
+
+from equipoise.cli.command import BAD_INPUT, DIVERGED, DONE, Command, add_config, add_output
+
+__all__ = ["SWEEP"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what `sweep` takes."""
+    add_config(
+        parser, form="KEY=V1,V2", what="a setting with the values to try, such as train.epochs=3,10"
+    )
+    add_output(parser)
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
+    )
+    parser.add_argument("--ray", action="store_true", help="run them on a Ray cluster")
+
+
+def run(arguments: Namespace) -> int:
+    """Train with every combination of settings."""
+    from equipoise.runs.sweep import format_table, split_values, sweep
+
+    fixed: list[str] = []
+    grid: dict[str, list[str]] = {}
+    for setting in arguments.settings:
+        key, _, text = setting.partition("=")
+        values = split_values(text)
+        if len(values) > 1:
+            grid[key] = values
+        else:
+            fixed.append(setting)
+    pool: Literal["local", "ray"] = "ray" if arguments.ray else "local"
+    try:
+        rows = sweep(
+            arguments.source, fixed, grid, arguments.output, jobs=arguments.jobs, pool=pool
+        )
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt("interrupted; resume with the same command") from error
+    print(format_table(rows))
+    statuses = {row["status"] for row in rows}
+    return DIVERGED if "diverged" in statuses else BAD_INPUT if "failed" in statuses else DONE
+
+
+SWEEP = Command(
+    "Train with every combination of some settings, and compare the runs.",
+    "equipoise sweep digits optimizer.learning_rate=1e-3,1e-2 train.seed=0,1,2 --output "
+    "sweeps/rate --jobs 2",
+    add_arguments,
+    run,
+    many="settings",
+)

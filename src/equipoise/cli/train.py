@@ -1,0 +1,117 @@
+"""`equipoise train`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from equipoise.cli.command import DONE, Command, add_config, add_output, add_quiet, count
+
+if TYPE_CHECKING:
+    from equipoise.engine import Summary
+
+__all__ = ["TRAIN", "train_and_tell"]
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what `train` takes."""
+    add_config(parser)
+    add_output(parser, "runs/NAME-DATE-TIME")
+    parser.add_argument("--data-root", metavar="DIR", help="the folder with the data")
+    parser.add_argument("--download", action="store_true", help="download data that are missing")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue if the folder already holds this run"
+    )
+    add_quiet(parser)
+
+
+def run(arguments: Namespace) -> int:
+    """Train as a config says."""
+    from dataclasses import replace
+    from datetime import datetime
+
+    from equipoise.runs import load_config, train_run
+
+    config = load_config(arguments.source, arguments.settings)
+    data = replace(config.data, download=config.data.download or arguments.download)
+    if arguments.data_root is not None:
+        # Absolute, because the run may be resumed from another folder.
+        data = replace(data, root=os.path.abspath(arguments.data_root))
+    folder: Path | None = arguments.output
+    if folder is None:
+        if "RANK" in os.environ:
+            raise ValueError("--output must be given when several processes train together.")
+        folder = Path("runs", f"{Path(arguments.source).stem}-{datetime.now():%Y%m%d-%H%M%S}")
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+    resume, quiet = arguments.resume or restarted, arguments.quiet
+    config = replace(config, data=data)
+    return train_and_tell(
+        folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet)
+    )
+
+
+def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary]) -> int:
+    """Train, print the results and return the exit code.
+
+    Args:
+        folder: The folder of the run.
+        source: Where its config comes from.
+        train: Trains and returns a summary.
+    """
+    from equipoise.data import DataError
+    from equipoise.engine import CheckpointError
+    from equipoise.engine.progress import score_text
+
+    try:
+        summary = train()
+    except ValueError as error:
+        # What is wrong with neither the data nor the run's folder is wrong with the config.
+        if isinstance(error, DataError | CheckpointError) or str(error).startswith(str(folder)):
+            raise
+        raise ValueError(f"{source}: {error}") from error
+    except KeyboardInterrupt as error:
+        kept = any((folder / "checkpoints").glob("*.safetensors"))
+        remedy = (
+            f"resume with: equipoise resume {shlex.quote(str(folder))}"
+            if kept
+            else "there is no checkpoint yet"
+        )
+        raise KeyboardInterrupt(f"interrupted; {remedy}") from error
+    if os.environ.get("RANK", "0") != "0":
+        return DONE
+    early = (
+        " early, because the held-out score stopped improving,"
+        if summary.stopped == "early"
+        else ""
+    )
+    print(
+        f"finished{early} after {count(summary.epochs, 'epoch')}, "
+        f"{count(summary.steps, 'step')} and {summary.seconds:.1f} s"
+    )
+    if summary.skipped:
+        print(f"{count(summary.skipped, 'step')} skipped, because a solve diverged or met NaN")
+    for split, scores in (("validation", summary.validation), ("test", summary.test)):
+        if scores:
+            if scores.get("missed"):
+                print(
+                    f"{scores['missed']:,} of {scores['samples']:,} {split} samples did not "
+                    "reach the solver's tolerance"
+                )
+            print(f"{split} {score_text(summary.metric, scores[summary.metric])}")
+    if (folder / "report.html").exists():
+        print(f"report: {folder / 'report.html'}")
+    return DONE
+
+
+TRAIN = Command(
+    "Train a model as a config says, and keep the run in a folder.",
+    "equipoise train cifar10 train.epochs=20 model.options.solver=anderson --output "
+    "runs/first --download",
+    add_arguments,
+    run,
+    many="settings",
+)
