@@ -117,7 +117,7 @@ def test_implicit_gradient_equals_autograd_through_a_long_unroll(solver, adjoint
     assert torch.allclose(z, long, atol=1e-11)
     g = torch.randn_like(z)
     assert close(torch.autograd.grad(z, wanted, g), torch.autograd.grad(long, wanted, g), 1e-9)
-    assert layer.adjoint_policy.counts[Status.CONVERGED] == 3
+    assert layer.solves.backward.counts[Status.CONVERGED] == 3
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -352,7 +352,7 @@ def test_adjoint_solve_that_fails_is_reported_and_never_zero(adjoint):
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     (found,) = torch.autograd.grad(layer(x).sum(), x)
     assert not layer.last.adjoint.converged.any()
-    assert layer.adjoint_policy.counts[Status.MAX_STEPS] == 3
+    assert layer.solves.backward.counts[Status.MAX_STEPS] == 3
     assert (found.abs().sum(dim=1) > 0).all()
 
 

@@ -544,7 +544,7 @@ def test_implicit_gradient_uses_the_named_solver_to_the_right_answer(name):
     adjoint = layer.last.adjoint
     assert adjoint.converged.all()
     assert error(adjoint.value, v) < 1e-10
-    assert layer.adjoint_policy.solves == 1
+    assert layer.solves.backward.solves == 1
 
 
 def test_result_does_not_share_memory_with_the_start():

@@ -290,18 +290,20 @@ def test_each_of_two_calls_gets_its_own_adjoint(x: Tensor) -> None:
     (first.sum() + second.sum()).backward()
     assert of_first.adjoint.value.shape == (5, 4)
     assert of_second.adjoint.value.shape == (3, 4)
-    assert layer.adjoint_policy.solves == 2
+    assert layer.solves.backward.solves == 2
 
 
 def test_outcomes_count_samples_forward_and_backward(x: Tensor) -> None:
     layer = Equilibrium(TanhCell())
     for _ in range(3):
         layer(x).sum().backward()
-    assert layer.policy.solves == layer.adjoint_policy.solves == 3
+    assert layer.solves.forward.solves == layer.solves.backward.solves == 3
     assert (
-        layer.policy.counts[Status.CONVERGED] == layer.adjoint_policy.counts[Status.CONVERGED] == 15
+        layer.solves.forward.counts[Status.CONVERGED]
+        == layer.solves.backward.counts[Status.CONVERGED]
+        == 15
     )
-    assert layer.policy.failures == 0
+    assert layer.solves.forward.failures == 0
 
 
 # failures
@@ -333,7 +335,7 @@ def test_failed_forward_solve_raises_with_counts_and_remedies(x: Tensor) -> None
     layer = failing("raise")
     with pytest.raises(ConvergenceError, match=f"^Equilibrium: {SENTENCE}"):
         layer(x)
-    assert layer.policy.failures == 1
+    assert layer.solves.forward.failures == 1
     assert layer.last.counts() == {Status.MAX_STEPS: 5}
 
 
@@ -342,7 +344,7 @@ def test_failed_backward_solve_raises_with_counts_and_remedies(x: Tensor) -> Non
     z = layer(x)
     with pytest.raises(ConvergenceError, match=f"^Equilibrium, backward solve: {SENTENCE}"):
         z.sum().backward()
-    assert layer.adjoint_policy.failures == 1
+    assert layer.solves.backward.failures == 1
     assert x.grad is None
 
 
@@ -370,15 +372,15 @@ def count_warnings(action, times: int) -> list[int]:
 def test_forward_warnings_come_first_and_at_tenfold_counts(x: Tensor) -> None:
     layer = failing("warn")
     assert count_warnings(lambda: layer(x), 120) == [1, 10, 100]
-    assert layer.policy.failures == 120
-    assert layer.policy.counts[Status.MAX_STEPS] == 600
+    assert layer.solves.forward.failures == 120
+    assert layer.solves.forward.counts[Status.MAX_STEPS] == 600
 
 
 def test_backward_warnings_come_first_and_at_tenfold_counts(x: Tensor) -> None:
     layer = failing_backward("warn")
     assert count_warnings(lambda: layer(x).sum().backward(), 30) == [1, 10]
-    assert layer.adjoint_policy.failures == 30
-    assert layer.policy.failures == 0
+    assert layer.solves.backward.failures == 30
+    assert layer.solves.forward.failures == 0
 
 
 def test_later_warnings_tell_how_often(x: Tensor) -> None:
@@ -399,7 +401,7 @@ def test_ignored_failures_are_counted_in_silence(x: Tensor) -> None:
         warnings.simplefilter("always")
         layer(x).sum().backward()
     assert caught == []
-    assert layer.policy.failures == layer.adjoint_policy.failures == 1
+    assert layer.solves.forward.failures == layer.solves.backward.failures == 1
     assert x.grad.abs().max() > 0
 
 
@@ -505,7 +507,7 @@ def test_layer_is_copied_after_a_solve_and_the_copy_is_independent(x: Tensor) ->
         twin.zero_grad()
         twin(x).sum().backward()
         torch.testing.assert_close(twin.cell.W.grad, layer.cell.W.grad)
-        assert twin.policy is not layer.policy
+        assert twin.solves is not layer.solves
 
 
 def test_layer_is_pickled_whole(x: Tensor) -> None:
@@ -545,7 +547,7 @@ def test_training_fits_a_target() -> None:
         optimiser.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-    assert model[0].policy.solves == model[0].adjoint_policy.solves == 60
+    assert model[0].solves.forward.solves == model[0].solves.backward.solves == 60
 
 
 def test_checkpointed_layer_gives_the_same_gradients(x: Tensor) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from typing import ClassVar
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.layers import Equilibrium
 from equipoise.solvers import Solution, Status
-from equipoise.solvers.policy import describe
+from equipoise.solvers.policy import Direction, describe
 
 __all__ = ["Solves", "Tally", "operator_norms", "steps_and_status"]
 
@@ -76,20 +75,11 @@ class Solves:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen while the context lasts; whoever listened before does so again afterwards."""
-        places = [
-            (layer, policy)
-            for layer in self.layers
-            for policy in (layer.policy, layer.adjoint_policy)
-        ]
-        before = [policy.observer for _, policy in places]
-        for layer, policy in places:
-            policy.observer = partial(self._heard, layer, policy is layer.adjoint_policy)
-        try:
+        """Listen while the context lasts."""
+        with ExitStack() as stack:
+            for layer in self.layers:
+                stack.enter_context(layer.solves.listening(self._add))
             yield
-        finally:
-            for (_, policy), observer in zip(places, before, strict=True):
-                policy.observer = observer
 
     def missed(self, count: int) -> Tensor:
         """Return which of the samples of a batch have a forward solve, since `clear`, that missed its tolerance.
@@ -103,15 +93,14 @@ class Solves:
             found |= missed if len(missed) == count else missed.any()
         return found
 
-    def _heard(self, layer: Equilibrium, backward: bool, solution: Solution) -> None:
+    def _add(self, direction: Direction, solution: Solution) -> None:
+        backward = direction == "backward"
         (self.backward if backward else self.forward).add(solution)
         if not backward:
             self._missed.append(~solution.converged.cpu())
         if bool((solution.status >= Status.DIVERGED).any()):
             self.forward_failed |= not backward
-            self.failure = self.failure or (
-                f"{'backward' if backward else 'forward'} solve: {describe(solution, layer.stop)}"
-            )
+            self.failure = self.failure or f"{direction} solve: {describe(solution)}"
 
 
 def operator_norms(model: nn.Module) -> dict[str, float]:

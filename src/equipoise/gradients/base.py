@@ -1,64 +1,68 @@
-"""What every gradient strategy shares: the plan of a solve, and the shape of a strategy."""
+"""What every gradient strategy shares: the plan of a solve, and the form of a strategy."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.solvers.loop import judge, run
+from equipoise.solvers.policy import SolveLog
 from equipoise.solvers.problem import Equation, MapProblem
 from equipoise.solvers.protocol import Solution, Solver, Stop
+from equipoise.solvers.solve import unpack_solution
 
 __all__ = ["GRADIENTS", "Gradient", "Plan"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """One forward solve: what is solved, how, and who hears of the outcome.
+    """One forward solve and the backward solves through it: what is solved, how, and who hears of it.
 
     Attributes:
         equation: The equation on matrices.
         solver: The forward solver.
         stop: Its stopping rule.
-        report: Called with the forward solution.
-        report_adjoint: Called with the solution of each adjoint equation and its stopping rule.
+        log: Hears of every solve.
         inspect: Called with a recorded step and the tensors that it may depend on.
         lipschitz: A bound of the equation's Lipschitz constant in the state, if the cell declares
             one.
         trace: Whether to keep the path.
-        judged: Steps that were made already; then the plan only looks at its start.
+        steps_made: Steps that were made already; then `solve` only looks at its start.
+        solution: The forward solution, once there is one.
     """
 
     equation: Equation
     solver: Solver
     stop: Stop
-    report: Callable[[Solution], None]
-    report_adjoint: Callable[[Solution, Stop], None]
+    log: SolveLog
     inspect: Callable[[Tensor, Sequence[Tensor]], None]
     lipschitz: float | None = None
     trace: bool = False
-    judged: int = 0
+    steps_made: int = 0
+    solution: Solution | None = field(default=None, init=False)
 
     def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
         """Return the equilibrium without recording gradients."""
-        if self.judged:
-            solution = judge(MapProblem(self.equation, args), z0, self.stop, self.judged)
-            self.report(solution)
-            return z0
-        solution = run(
-            MapProblem(self.equation, args), z0, self.solver, self.stop, trace=self.trace
-        )
-        self.report(solution)
-        value: Tensor = solution.value
+        problem = MapProblem(self.equation, args)
+        if self.steps_made:
+            flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
+        else:
+            flat = run(problem, z0, self.solver, self.stop, trace=self.trace)
+        self.solution = unpack_solution(flat, self.equation.layout)
+        self.log.add("forward", self.solution)
+        value: Tensor = flat.value
         return value
 
-    def judging(self, steps: int) -> Plan:
-        """Return a plan that solves nothing: it looks at the state it is given and reports how far `steps` steps have come."""
-        return replace(self, judged=steps)
+    def add_adjoint(self, flat: Solution) -> None:
+        """Take in the solution of an adjoint equation at the equilibrium."""
+        adjoint = unpack_solution(flat, self.equation.layout)
+        if self.solution is not None:
+            self.solution.adjoint = adjoint
+        self.log.add("backward", adjoint)
 
 
 class Gradient(ABC):

@@ -125,7 +125,7 @@ class _Linear(_Task):
         solution = run(
             Affine(problem, z, local, d, transpose=self.transpose), start, solver, stop, f=d
         )
-        plan.report_adjoint(solution, stop)
+        plan.add_adjoint(solution)
         value: Tensor = solution.value
         failed = ~solution.converged
         if failed.any():

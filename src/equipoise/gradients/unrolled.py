@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor
@@ -58,5 +58,5 @@ class Unrolled(Gradient):
         z = rule.advance(Point(z0, f)).z
         for _ in range(self.steps - 1):
             z = rule.advance(Point(z, problem(z))).z
-        find_detached(plan.judging(self.steps), z, args)
+        find_detached(replace(plan, solver=solver, steps_made=self.steps), z, args)
         return z

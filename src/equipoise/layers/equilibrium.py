@@ -13,9 +13,9 @@ from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation
 from equipoise.solvers.auto import pick_forward
-from equipoise.solvers.policy import FailurePolicy, OnFailure
+from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
-from equipoise.solvers.solve import check_context, unpack_solution
+from equipoise.solvers.solve import check_context
 
 __all__ = ["Equilibrium"]
 
@@ -41,10 +41,8 @@ class Equilibrium(nn.Module):
         stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
 
     Attributes:
-        last: The last `Solution`, detached; after `backward()` its `adjoint` is that of the adjoint
-            solve.
-        policy: Counts of how samples ended since the layer was made.
-        adjoint_policy: The same for adjoint solves.
+        solves: How the solves since the layer was made ended, forward and backward, and who listens
+            to them.
     """
 
     def __init__(
@@ -74,9 +72,7 @@ class Equilibrium(nn.Module):
         self.solver = None if solver == "auto" else SOLVERS.resolve(solver, also=["auto"])
         self.gradient = GRADIENTS.resolve(gradient)
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
-        self.policy = FailurePolicy(on_failure, "Equilibrium")
-        self.adjoint_policy = FailurePolicy(on_failure, "Equilibrium, backward solve")
-        self.last: Solution | None = None
+        self.solves = SolveLog(on_failure, "Equilibrium")
         self._inspected = False
 
     @outside_graphs
@@ -114,6 +110,11 @@ class Equilibrium(nn.Module):
         with full_precision(device):
             return self._solve(context, state.rebuild(state.leaves), lower, trace)
 
+    @property
+    def last(self) -> Solution | None:
+        """The last `Solution`, detached; after `backward()` its `adjoint` is the adjoint solve's."""
+        return self.solves.last
+
     def map(self, x: Tree) -> Callable[[Tree], Tree]:
         """Return `z -> f(z, x)`, with the injection computed once; for penalties, diagnostics and plots."""
         structure = Structure(self.cell.inject(x), "Cell.inject")
@@ -127,25 +128,12 @@ class Equilibrium(nn.Module):
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = ModuleTensors(self.cell)
-        made: list[Solution] = []
-
-        def report(flat: Solution) -> None:
-            made[:] = [unpack_solution(flat, layout)]
-            self.last = made[0]
-            self.policy.add(flat, self.stop, self.solver.remedy if self.solver else "")
-
-        def report_adjoint(flat: Solution, stop: Stop) -> None:
-            if made:
-                made[0].adjoint = unpack_solution(flat, layout)
-            self.adjoint_policy.add(flat, stop)
-
         bound = _number(self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(self.cell, layout, structure, weights, lower),
             solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
             stop=self.stop,
-            report=report,
-            report_adjoint=report_adjoint,
+            log=self.solves,
             inspect=self._inspect,
             lipschitz=bound,
             trace=trace,

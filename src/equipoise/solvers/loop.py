@@ -49,11 +49,12 @@ def run(
     solution = _drive(problem, z, solver, stop, f, trace)
     if solver.tracks_residual and z.numel():
         _verify(problem, solution, solver, stop)
+    solution.stop, solution.solver = stop, solver
     return solution
 
 
 @torch.no_grad()
-def judge(problem: Problem, z: Tensor, stop: Stop, steps: int) -> Solution:
+def judge(problem: Problem, z: Tensor, solver: Solver, stop: Stop, steps: int) -> Solution:
     """Return what is true of `z` after `steps` updates made elsewhere: converged, short of it, or not finite."""
     f = problem(z)
     residual, scale = row_norm(f - z), problem.scale(f)
@@ -62,7 +63,7 @@ def judge(problem: Problem, z: Tensor, stop: Stop, steps: int) -> Solution:
     )
     status = torch.where(residual.isfinite(), status, int(Status.NONFINITE))
     made = torch.full_like(status, steps)
-    return Solution(z, status, _relative(residual, scale), made, made + 1)
+    return Solution(z, status, _relative(residual, scale), made, made + 1, stop=stop, solver=solver)
 
 
 def _drive(

@@ -1,20 +1,24 @@
-"""What happens when a solve fails: an error, a warning that does not repeat for each batch, or only a count."""
+"""What happens when a solve ends: it is counted, listeners hear of it, and `on_failure` applies."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, get_args
 
 import torch
 
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import choose
-from equipoise.solvers.protocol import Solution, Status, Stop
+from equipoise.solvers.protocol import Solution, Status
 
-__all__ = ["FailurePolicy", "OnFailure", "describe"]
+__all__ = ["Direction", "Listener", "OnFailure", "SolveCounts", "SolveLog", "describe"]
 
 OnFailure = Literal["raise", "warn", "ignore"]
+Direction = Literal["forward", "backward"]
+Listener = Callable[[Direction, Solution], None]
+"""Called with each solve that has ended, before `on_failure` applies."""
 
 REMEDY = {
     Status.MAX_STEPS: "raise max_steps, loosen tolerance, or try solver 'newton'",
@@ -38,13 +42,10 @@ VERB = {
 }
 
 
-def describe(solution: Solution, stop: Stop, short: str = "") -> str:
-    """Return one sentence on how a solve failed, with counts and remedies for its worst failure; empty if it did not.
+def describe(solution: Solution) -> str:
+    """Say in one sentence how a solve failed, with counts and the remedy for its worst failure.
 
-    Args:
-        solution: How it ended.
-        stop: Its stopping rule.
-        short: The remedy where steps ran out, if the usual one is not right.
+    Empty if every sample converged.
     """
     counts = solution.counts()
     failed = [status for status in counts if status != Status.CONVERGED]
@@ -54,68 +55,106 @@ def describe(solution: Solution, stop: Stop, short: str = "") -> str:
     what = " and ".join(f"{counts[status]} of {total} samples {VERB[status]}" for status in failed)
     worst = solution.residual[~solution.converged].max().item()
     steps = int(solution.steps.max())
-    remedy = short if short and max(failed) == Status.MAX_STEPS else REMEDY[max(failed)]
+    remedy = REMEDY[max(failed)]
+    if max(failed) == Status.MAX_STEPS and solution.solver is not None:
+        remedy = solution.solver.remedy or remedy
     eps = torch.finfo(solution.residual.dtype).eps
     if (
         max(failed) in (Status.STALLED, Status.MAX_STEPS)
-        and stop.tolerance < 10 * eps
+        and solution.stop.tolerance < 10 * eps
         and worst < 1000 * eps
     ):
         remedy = (
-            f"a tolerance of {stop.tolerance:.0e} is at the limit of "
+            f"a tolerance of {solution.stop.tolerance:.0e} is at the limit of "
             f"{solution.residual.dtype}: loosen it or use float64"
         )
     return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {remedy}."
 
 
-class FailurePolicy:
-    """Applies one policy to the solves of one layer, and counts how its samples ended.
-
-    Warnings come with the first failing solve of each kind and then when their number has grown
-    tenfold, so that training shows a few lines and never silence.
+class SolveCounts:
+    """How the solves of one layer in one direction ended, and which failures it has warned about.
 
     Args:
-        on_failure: `raise`, `warn` or `ignore`.
         name: What is being solved, as the sentence begins.
 
     Attributes:
-        counts: Samples by how they ended.
-        observer: What to tell of each solve, before the policy applies.
+        solves: How many there were.
+        failures: How many of them had a sample that did not converge.
+        counts: Samples by status.
     """
 
-    def __init__(self, on_failure: OnFailure, name: str) -> None:
-        self.on_failure = choose("on_failure", on_failure, get_args(OnFailure))
+    def __init__(self, name: str) -> None:
         self.name = name
         self.solves = 0
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
-        self.observer: Callable[[Solution], None] | None = None
         self._next_warning = 1
-        self._heard: set[Status] = set()  # kinds of failure that were warned of
+        self._warned_of: set[Status] = set()
 
-    def add(self, solution: Solution, stop: Stop, remedy: str = "") -> None:
-        """Count a solve, and complain as the policy says if some of it failed; `remedy` is what helps against `MAX_STEPS`."""
+    def add(self, solution: Solution, on_failure: str) -> None:
+        """Count a solve, and raise or warn if a sample of it failed.
+
+        Warnings come with the first failure of each kind and then when their number has grown
+        tenfold, so that training shows a few lines and never silence.
+        """
         self.solves += 1
-        if self.observer is not None:
-            self.observer(solution)
-        if bool((solution.status == Status.CONVERGED).all()):
+        if bool(solution.converged.all()):
             self.counts[Status.CONVERGED] += solution.status.numel()
             return
-        for status, count in solution.counts().items():
-            self.counts[status] += count
         self.failures += 1
-        sentence = describe(solution, stop, remedy)
-        if self.on_failure == "raise":
-            raise ConvergenceError(f"{self.name}: {sentence}")
-        kinds = {status for status in solution.counts() if status != Status.CONVERGED}
-        if self.on_failure == "warn" and (
-            self.failures >= self._next_warning or not kinds <= self._heard
-        ):
+        found = solution.counts()
+        for status, count in found.items():
+            self.counts[status] += count
+        if on_failure == "ignore":
+            return
+        sentence = f"{self.name}: {describe(solution)}"
+        if on_failure == "raise":
+            raise ConvergenceError(sentence)
+        kinds = found.keys() - {Status.CONVERGED}
+        if self.failures >= self._next_warning or not kinds <= self._warned_of:
             self._next_warning = 10 * self.failures
-            self._heard |= kinds
-            tally = (
-                ""
-                if self.failures == 1
-                else f" This was failure {self.failures} in {self.solves} solves."
-            )
-            warnings.warn(f"{self.name}: {sentence}{tally}", ConvergenceWarning, stacklevel=2)
+            self._warned_of |= kinds
+            if self.failures > 1:
+                sentence += f" This was failure {self.failures} in {self.solves} solves."
+            warnings.warn(sentence, ConvergenceWarning, stacklevel=3)
+
+
+class SolveLog:
+    """What one layer knows of its solves; every solve that ends, forward or backward, comes here.
+
+    Args:
+        on_failure: `raise`, `warn` or `ignore`.
+        name: What is being solved, as sentences begin.
+
+    Attributes:
+        forward: Counts of the forward solves.
+        backward: Counts of the adjoint solves.
+        last: The last forward `Solution`, on state trees and detached; its `adjoint` is the last
+            backward solve through it.
+        listeners: Called with the direction and the `Solution` of each solve.
+    """
+
+    def __init__(self, on_failure: OnFailure, name: str) -> None:
+        self.on_failure = choose("on_failure", on_failure, get_args(OnFailure))
+        self.forward = SolveCounts(name)
+        self.backward = SolveCounts(f"{name}, backward solve")
+        self.last: Solution | None = None
+        self.listeners: list[Listener] = []
+
+    def add(self, direction: Direction, solution: Solution) -> None:
+        """Tell the listeners of a solve that has ended, count it, and apply `on_failure`."""
+        if direction == "forward":
+            self.last = solution
+        for listener in self.listeners:
+            listener(direction, solution)
+        counts = self.forward if direction == "forward" else self.backward
+        counts.add(solution, self.on_failure)
+
+    @contextmanager
+    def listening(self, listener: Listener) -> Iterator[None]:
+        """Call `listener` with each solve while the context lasts."""
+        self.listeners.append(listener)
+        try:
+            yield
+        finally:
+            self.listeners.remove(listener)

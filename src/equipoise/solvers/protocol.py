@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -89,7 +89,7 @@ class Trace:
 
 @dataclass
 class Solution:
-    """The outcome of a solve, one entry for each sample.
+    """How a solve ended, one entry for each sample.
 
     Attributes:
         value: The equilibrium, or the best finite iterate where there is none.
@@ -98,7 +98,9 @@ class Solution:
         steps: Updates made, shape (batch,).
         evaluations: Evaluations of the map and products with its Jacobian, shape (batch,).
         trace: The path, if it was asked for.
-        adjoint: The outcome of the last backward solve through this solution, if there was one.
+        adjoint: The last backward solve through this solution, if there was one.
+        stop: The stopping rule.
+        solver: Which solver ran.
     """
 
     value: Tree
@@ -108,6 +110,8 @@ class Solution:
     evaluations: Tensor
     trace: Trace | None = None
     adjoint: Solution | None = None
+    stop: Stop = field(default_factory=Stop)
+    solver: Solver | None = None
 
     @property
     def converged(self) -> Tensor:

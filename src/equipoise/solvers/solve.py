@@ -96,8 +96,10 @@ def solve(
     )  # a step may return somebody else's memory
 
 
-def unpack_solution(flat: Solution, layout: Layout) -> Solution:
-    """Return a solution on matrices as one on state trees, detached."""
+def unpack_solution(flat: Solution, layout: Layout | None) -> Solution:
+    """Return a solution on matrices as one on state trees, detached; without a layout, as it is."""
+    if layout is None:
+        return flat
     trace = flat.trace and Trace(
         flat.trace.residual, [layout.unpack(state) for state in flat.trace.state]
     )

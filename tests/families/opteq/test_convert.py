@@ -658,7 +658,7 @@ def test_to_wide_keeps_how_the_deep_network_is_solved_and_trains():
         on_failure="ignore",
     )
     wide = to_wide(deep)
-    assert (wide.solver, wide.gradient, wide.stop, wide.policy.on_failure) == (
+    assert (wide.solver, wide.gradient, wide.stop, wide.solves.on_failure) == (
         deep.solver,
         deep.gradient,
         deep.stop,

@@ -237,7 +237,7 @@ def test_opteq_model_hands_its_options_to_the_layer(name: str) -> None:
         "Phantom",
     )
     assert (equilibrium.stop.tolerance, equilibrium.stop.max_steps) == (0.05, 7)
-    assert equilibrium.policy.on_failure == "ignore"
+    assert equilibrium.solves.on_failure == "ignore"
     assert isinstance(layer.head.classifier, nn.Linear | nn.Conv2d)
     assert len(layer.head.classifier.weight) == 7
     assert layer.parameter_counts()["equilibrium"] == COUNTS[name][1] + 1

@@ -196,7 +196,7 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
         "norm": cell.norm,
         "solver": deep.solver or "auto",
         "gradient": deep.gradient,
-        "on_failure": deep.policy.on_failure,
+        "on_failure": deep.solves.on_failure,
         "mu": len(operators) * cell.mu,
         "bound": cell.bound,
         "bias": inner[0].bias is not None,
