@@ -15,8 +15,8 @@ from made_up_run import HARM, hostile, masks, run
 from PIL import Image
 
 from equipoise.report import MaskSample, RunReport, SolvePath, render_report
-from equipoise.report.curve import average, column, thin
-from equipoise.report.markup import clock, figure, power
+from equipoise.report.curve import average, read_column, thin
+from equipoise.report.format import format_duration, format_number, format_power
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 ALLOWED = {
@@ -507,14 +507,14 @@ def test_columns_take_the_later_of_two_lines_for_a_step() -> None:
         {"step": None, "a": 1.0},
         {"step": 4, "a": None},
     ]
-    x, y = column(lines, "a")
+    x, y = read_column(lines, "a")
     assert x.tolist() == [1, 2, 4]
     assert y[:2].tolist() == [5, 7]
     assert math.isnan(y[2])
 
 
 def test_numbers_are_readable() -> None:
-    assert [power(value) for value in (1e-3, 2.5e-4, -1e7, 0.0, 1.0, 10.0)] == [
+    assert [format_power(value) for value in (1e-3, 2.5e-4, -1e7, 0.0, 1.0, 10.0)] == [
         "10⁻³",
         "2.5·10⁻⁴",
         "-1·10⁷",
@@ -522,14 +522,14 @@ def test_numbers_are_readable() -> None:
         "1",
         "10",
     ]
-    assert [figure(value) for value in (0.0, 0.12345, 12345.6, 3e-5, math.nan)] == [
+    assert [format_number(value) for value in (0.0, 0.12345, 12345.6, 3e-5, math.nan)] == [
         "0",
         "0.1235",
         "12\u202f346",
         "3·10⁻⁵",
         "\u2013",
     ]
-    assert [clock(value) for value in (0.25, 59.99, 61.3, 3725, 90000)] == [
+    assert [format_duration(value) for value in (0.25, 59.99, 61.3, 3725, 90000)] == [
         *(
             "0.2\u202fs",
             "1\u202fmin 0\u202fs",

@@ -5,66 +5,68 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from equipoise.report.chart import Chart, draw
 from equipoise.report.content import RunReport
-from equipoise.report.markup import escape, sections
-from equipoise.report.section import (
-    confusion_matrix,
-    curves,
-    describe_solve,
-    masks,
-    rates,
-    solve_charts,
-    solve_title,
-    solver,
-    statuses,
-    tiles,
-)
+from equipoise.report.markup import escape, render_setting_tables
+from equipoise.report.prediction import render_confusion, render_masks
+from equipoise.report.solve import render_solve, solve_charts, solve_title
+from equipoise.report.status import render_statuses
 from equipoise.report.style import STYLE
+from equipoise.report.tiles import render_tiles
+from equipoise.report.training import (
+    optimizer_charts,
+    score_charts,
+    solver_charts,
+    tolerance_rule,
+)
 
 __all__ = ["render_report"]
 
 
 def render_report(report: RunReport) -> str:
-    """Return a training run as one page of HTML that can be sent to others and opened without a network.
+    """Return a run as one page of HTML that can be sent around and opened without a network.
 
-    Its content policy allows one style sheet, known by its hash, and pictures that are part of the
+    Its content policy allows one style sheet, known by its hash, and images that are part of the
     page: nothing in a name or a setting can run or fetch anything. The same report gives the same
-        page.
+    page.
 
     Args:
         report: What the run did. Sections without data are left out.
     """
     numbers = itertools.count()
 
-    def charts(found: Iterable[Chart]) -> str:
-        drawn = "".join(draw(chart, next(numbers)) for chart in found)
+    def draw_all(charts: Iterable[Chart]) -> str:
+        drawn = "".join(draw(chart, next(numbers)) for chart in charts)
         return f'<div class="charts">\n{drawn}</div>' if drawn else ""
 
-    solves = [
-        (solve_title(solve), describe_solve(solve) + charts(solve_charts(solve, report)))
-        for solve in report.solves
+    sections = [
+        ("Training", draw_all(score_charts(report))),
+        ("Learning rate and gradient", draw_all(optimizer_charts(report))),
+        ("Solver", draw_all(solver_charts(report))),
+        ("How solves ended", render_statuses(report)),
+        ("Confusion matrix", render_confusion(report)),
+        ("Sample masks", render_masks(report)),
     ]
-    parts = (
-        ("Training", charts(curves(report))),
-        ("Learning rate and gradient", charts(rates(report))),
-        ("Solver", charts(solver(report))),
-        ("How solves ended", statuses(report)),
-        ("Confusion matrix", confusion_matrix(report)),
-        ("Sample masks", masks(report)),
-        *solves,
-        ("Configuration", _settings(sections(report.config, "general"))),
-        ("Environment", _settings(sections(report.environment, "general"))),
-    )
+    tolerance = tolerance_rule(report)
+    for solve in report.solves:
+        charts = draw_all(solve_charts(solve, tolerance))
+        sections.append((solve_title(solve), render_solve(solve) + charts))
+    sections += [
+        ("Configuration", _render_settings(report.config)),
+        ("Environment", _render_settings(report.environment)),
+    ]
     body = "\n".join(
-        f"<section><h2>{name}</h2>\n{content}</section>" for name, content in parts if content
+        f"<section><h2>{escape(name)}</h2>\n{content}</section>"
+        for name, content in sections
+        if content
     )
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = (
-        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri "
-        "'none'; form-action 'none'"
+        f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
     )
     title = escape(report.title)
     return f"""<!DOCTYPE html>
@@ -81,7 +83,7 @@ def render_report(report: RunReport) -> str:
 <main>
 <header><h1>{title}</h1>
 <dl class="tiles">
-{tiles(report)}</dl></header>
+{render_tiles(report)}</dl></header>
 {body}
 </main>
 </body>
@@ -89,5 +91,6 @@ def render_report(report: RunReport) -> str:
 """
 
 
-def _settings(tables: str) -> str:
+def _render_settings(settings: Mapping[str, Any]) -> str:
+    tables = render_setting_tables(settings, "general")
     return f'<div class="settings">{tables}</div>' if tables else ""

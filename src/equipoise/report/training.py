@@ -1,0 +1,101 @@
+"""Charts of a training: loss and scores, rates and gradients, solves and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from equipoise.report.chart import Chart, Line, Rule
+from equipoise.report.content import RunReport
+from equipoise.report.curve import (
+    MIN_VALUE,
+    average,
+    numeric_keys,
+    read_column,
+    submapping,
+    to_number,
+)
+from equipoise.report.format import format_number
+from equipoise.report.score import HELD_OUT, SCORES, find_scores
+
+__all__ = ["optimizer_charts", "score_charts", "solver_charts", "tolerance_rule"]
+
+MAX_SCORES = 6
+
+
+def score_charts(report: RunReport) -> Iterator[Chart]:
+    """Loss and scores: each logged step faintly, their means, and what each epoch ended with."""
+    for key in ("loss", *find_scores(report)[:MAX_SCORES]):
+        name, unit = SCORES.get(key, (key.replace("_", " ").capitalize(), ""))
+        factor = 100.0 if unit == "%" else 1.0
+        x, y = read_column(report.steps, key)
+        lines = _with_means("training", x, factor * y)
+        if not lines:
+            x, y = read_column(report.epochs, key, "train")
+            lines = [Line("training", x, factor * y, 0, "points")]
+        for colour, split in enumerate(HELD_OUT, 1):
+            x, y = read_column(report.epochs, key, split)
+            lines.append(Line(split, x, factor * y, colour, "points"))
+        wide = unit != "%" and _is_wide(np.concatenate([line.y for line in lines]))
+        yield Chart(name, lines, unit or (key if key in ("loss", *SCORES) else "value"), log=wide)
+
+
+def optimizer_charts(report: RunReport) -> Iterator[Chart]:
+    """Learning rate and the norm of the gradient."""
+    rate = Line("learning rate", *read_column(report.steps, "learning_rate"))
+    yield Chart("Learning rate", [rate], "rate")
+    x, y = read_column(report.steps, "gradient_norm")
+    yield Chart("Norm of the gradient", _with_means("mean", x, y), "norm", log=_is_wide(y))
+
+
+def solver_charts(report: RunReport) -> Iterator[Chart]:
+    """Steps and residuals of solves, and norms of operators."""
+    yield Chart("Steps of the solver", _both_ways(report, "steps"), "steps for each solve")
+    yield Chart(
+        "Residuals",
+        _both_ways(report, "residual"),
+        "relative residual",
+        log=True,
+        rule=tolerance_rule(report),
+    )
+    norms = [
+        {**submapping(line, "operator_norms"), "step": to_number(line.get("epoch")) + 1}
+        for line in report.epochs
+    ]
+    layers = [key for key in numeric_keys(norms) if key != "step"]
+    lines = [
+        Line(layer, *read_column(norms, layer), colour, "points")
+        for colour, layer in enumerate(layers)
+    ]
+    yield Chart("Norms of operators", lines, "norm", x="epoch", rule=Rule("norm 1", 1.0))
+
+
+def tolerance_rule(report: RunReport) -> Rule | None:
+    """Return the tolerance of the run's solves, to compare residuals with."""
+    options = submapping(submapping(report.config, "model"), "options")
+    value = to_number(options.get("tolerance"))
+    return Rule(f"tolerance {format_number(value)}", value) if value >= MIN_VALUE else None
+
+
+def _both_ways(report: RunReport, key: str) -> list[Line]:
+    lines: list[Line] = []
+    for colour, way in enumerate(("forward", "backward")):
+        lines += _with_means(way, *read_column(report.steps, f"{way}_{key}"), colour)
+    return lines
+
+
+def _with_means(name: str, x: np.ndarray, y: np.ndarray, colour: int = 0) -> list[Line]:
+    """A curve, or for a long one its means with the curve itself faintly behind them."""
+    if not np.isfinite(y).any():
+        return []
+    mean_x, mean_y = average(x, y)
+    if not len(mean_x):
+        return [Line(name, x, y, colour)]
+    return [Line(name, x, y, colour, "faint"), Line(name, mean_x, mean_y, colour)]
+
+
+def _is_wide(y: np.ndarray) -> bool:
+    """Whether positive values span a factor of over 100, most of which a linear axis would hide."""
+    known = y[np.isfinite(y)]
+    return bool(len(known) and known.min() > 0 and known.max() > 100 * known.min())
