@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         frobenius_penalty,
     )
     from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized, Skip
-    from equipoise.models import Network, create_model, list_models
+    from equipoise.models import ImageNetwork, Model, create_model, list_models, register_model
     from equipoise.operators import convolution_bound, dense_norm
     from equipoise.solvers import (
         GMRES,
@@ -67,10 +67,11 @@ __all__ = [
     "ConvergenceWarning",
     "Equilibrium",
     "FixedPoint",
+    "ImageNetwork",
     "Implicit",
     "JacobianFree",
     "Linearization",
-    "Network",
+    "Model",
     "Neumann",
     "Newton",
     "OptEq",
@@ -94,6 +95,7 @@ __all__ = [
     "objective",
     "project_norms",
     "project_norms_after",
+    "register_model",
     "solve",
     "spectral_radius",
     "to_blocks",

@@ -40,7 +40,7 @@ def test_preset_is_complete_and_says_how_to_run_it(name):
     assert len(config.data.mean) in (0, 1, 3)
     model = create_model(config.model.name, **config.model.options)
     if config.data.size:
-        assert all(side % model.multiple == 0 for side in config.data.size)
+        assert all(side % model.size_multiple == 0 for side in config.data.size)
 
 
 def test_config_reads_every_type_and_leaves_the_rest_at_defaults(tmp_path):

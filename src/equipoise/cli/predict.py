@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
         arguments.files,
         shape=(*run.about.shape[:1], *size),
         # A segmentation takes whole images, others are brought to the size of the training.
-        multiple=run.model.multiple if name == "segmentation" else None,
+        multiple=run.model.size_multiple if name == "segmentation" else None,
         vocabulary=run.classes if name == "language" else None,
     )
     found = predict(run.model, run.task, inputs, classes=run.classes, transform=run.transform)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.layers import Equilibrium
+from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
 from equipoise.solvers.policy import Direction, describe
 
@@ -63,7 +64,7 @@ class Solves:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [part for part in model.modules() if isinstance(part, Equilibrium)]
+        self.layers = list(find_equilibria(model).values())
         self.clear()
 
     def clear(self) -> None:
@@ -111,15 +112,13 @@ def operator_norms(model: nn.Module) -> dict[str, float]:
     """
     norms: dict[str, float] = {}
     with torch.no_grad():
-        for name, part in model.named_modules():
-            if not isinstance(part, Equilibrium):
-                continue
+        for name, part in find_equilibria(model).items():
             cells = [inner for inner in part.cell.modules() if isinstance(inner, OptEqCell)]
             bounds = [bound for cell in cells for bound in cell.norms()]
             if not cells and (lipschitz := part.cell.lipschitz()) is not None:
                 bounds = [torch.as_tensor(lipschitz)]
             for number, bound in enumerate(bounds, start=1):
-                norms[f"{name or 'equilibrium'}.{number}"] = float(bound)
+                norms[f"{name}.{number}"] = float(bound)
     return norms
 
 

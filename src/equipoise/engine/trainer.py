@@ -28,7 +28,7 @@ from equipoise.engine.summary import Summary
 from equipoise.engine.task import Task
 from equipoise.engine.totals import Totals
 from equipoise.families.opteq.cell import OptEqCell, project_norms_after
-from equipoise.models import Network
+from equipoise.models import count_parameters
 
 __all__ = ["Trainer"]
 
@@ -409,14 +409,12 @@ class Trainer:
 
     def _summary(self) -> Summary:
         place, line = self.place, self.state.past.line()
-        counts = self.model.parameter_counts() if isinstance(self.model, Network) else {}
         return Summary(
             stopped="finished" if place.epoch >= self.settings.epochs else "early",
             epochs=place.epoch,
             steps=place.step,
             seconds=time.monotonic() - self.started,
-            parameters=counts
-            or {"total": sum(weight.numel() for weight in self.model.parameters())},
+            parameters=count_parameters(self.model),
             metric=self.task.metric,
             train=place.train,
             validation=place.test if self.held_out else {},

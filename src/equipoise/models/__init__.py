@@ -1,4 +1,4 @@
-"""Whole networks by name: an extractor, an equilibrium layer and a head."""
+"""Whole networks: the protocol they meet, image networks, and models by name."""
 
 from equipoise.models.factory import (
     create_model,
@@ -6,14 +6,20 @@ from equipoise.models.factory import (
     model_info,
     model_options,
     register_model,
+    require_model,
 )
-from equipoise.models.network import Network
+from equipoise.models.image_network import ImageNetwork
+from equipoise.models.model import Model, count_parameters, find_equilibria
 
 __all__ = [
-    "Network",
+    "ImageNetwork",
+    "Model",
+    "count_parameters",
     "create_model",
+    "find_equilibria",
     "list_models",
     "model_info",
     "model_options",
     "register_model",
+    "require_model",
 ]

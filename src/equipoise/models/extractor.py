@@ -1,4 +1,4 @@
-"""What stands before an equilibrium: convolutions that make features of images."""
+"""Extractors: convolutions that turn images into the input of an equilibrium."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = [
 def convolutional_extractor(
     in_channels: int, widths: Sequence[int], *, stride: int = 2
 ) -> nn.Sequential:
-    """Return 3 x 3 convolutions with batch normalisation and ReLU, after which images are smaller by `stride ** len(widths)`.
+    """Return 3 x 3 convolutions with batch normalisation and ReLU.
+
+    Images come out smaller by `stride ** len(widths)`.
 
     Args:
         in_channels: Channels of the images.
@@ -34,10 +36,10 @@ def convolutional_extractor(
 
 
 class Bottleneck(nn.Module):
-    """The residual block of ResNet-50: `relu(x + B(x))`, `B` convolutions of sides 1, 3 and 1 (He et al., 2016).
+    """The residual block of ResNet-50: `relu(x + B(x))` (He et al., 2016).
 
-    Where the shape changes, `x` goes through a convolution of side 1. The stride is that of the
-    middle convolution.
+    `B` is a sequence of convolutions of sides 1, 3 and 1, the middle one with the stride. Where the
+    shape changes, `x` goes through a convolution of side 1.
 
     Args:
         in_channels: Channels of the input.
@@ -68,7 +70,7 @@ class Bottleneck(nn.Module):
 
 
 def residual_stem(in_channels: int = 3) -> nn.Sequential:
-    """Return what ResNets begin with: a convolution of side 7 to 64 channels and a maximum, each of stride 2."""
+    """Return a ResNet's stem: a 7 x 7 convolution to 64 channels and max pooling, both stride 2."""
     return nn.Sequential(
         *_convolution(in_channels, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
     )
@@ -93,10 +95,11 @@ def residual_stage(
 
 
 def residual_extractor(widening: int, width: int, blocks: int) -> nn.Sequential:
-    """Return the stem and the first two stages of ResNet-50, and further bottlenecks at their last shape: 512 channels, an eighth.
+    """Return the stem and two stages of ResNet-50, and further bottlenecks at their last shape.
 
-    The stages themselves have 1.4 M parameters (4.1 M if wide); the further blocks make up the
-    published size of the extractor (OptEq, Table 6).
+    Features have 512 channels, at an eighth of the image's size. The stages themselves have 1.4 M
+    parameters (4.1 M if wide); the further blocks make up the published size of the extractor
+    (OptEq, Table 6).
 
     Args:
         widening: Factor of the stages' widths 64 and 128: 1 for ResNet-50, 2 for Wide-ResNet-50.

@@ -1,7 +1,13 @@
-"""Models by name: one registry drives the API, the listing and the contract tests."""
+"""Models by name: those that are registered, and functions in modules of your own.
+
+`create_model("opteq-digits")` makes a registered model. `create_model("package.module:function")`
+imports a module, which runs its code, and calls the function in it: so a model outside of this
+package can be used wherever a name can be written, in a config too.
+"""
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -9,17 +15,25 @@ from importlib import import_module
 from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
 
 from equipoise.core.registry import choose
-from equipoise.models.network import Network
+from equipoise.core.validate import SettingError
+from equipoise.models.model import Model
 
-__all__ = ["create_model", "list_models", "model_info", "model_options", "register_model"]
+__all__ = [
+    "create_model",
+    "list_models",
+    "model_info",
+    "model_options",
+    "register_model",
+    "require_model",
+]
 
-Builder = TypeVar("Builder", bound=Callable[..., Network])
+Builder = TypeVar("Builder", bound=Callable[..., Model])
 
-_BUILDERS: dict[str, Callable[..., Network]] = {}
+_BUILDERS: dict[str, Callable[..., Model]] = {}
 
 
 def register_model(name: str) -> Callable[[Builder], Builder]:
-    """Return a decorator that files a function returning a `Network` under `name`.
+    """Return a decorator that registers a function that returns a `Model` under `name`.
 
     The function's keyword arguments are the model's options, each with a default;
     `**rest: Unpack[SomeTypedDict]` stands for the keys of the typed dictionary. The first line of
@@ -34,66 +48,150 @@ def register_model(name: str) -> Callable[[Builder], Builder]:
             raise ValueError(
                 f"register_model.name must be new; got {name!r}, which is registered already."
             )
-        for option in inspect.signature(builder).parameters.values():
-            if option.kind is not option.VAR_KEYWORD and (
-                option.kind is not option.KEYWORD_ONLY or option.default is option.empty
-            ):
-                raise ValueError(
-                    "register_model.builder must have only keyword arguments with defaults; "
-                    f"got {option.name!r} of {name!r}. "
-                    "Write them after a '*'."
-                )
+        _require_options("register_model.builder", name, builder)
         _BUILDERS[name] = builder
         return builder
 
     return add
 
 
-def create_model(name: str, **options: Any) -> Network:
+def create_model(name: str, **options: Any) -> Model:
     """Return a new model.
 
     Args:
-        name: Its name, one of `list_models()`.
+        name: One of `list_models()`, or `package.module:function` for a function that returns a
+            `Model` and takes its options as keyword arguments with defaults.
         **options: Its options; `model_options(name)` names them.
     """
-    builder = _builder(name)
-    known = model_options(name)
+    builder = _find_builder("model", name)
+    known = _options_of(builder)
     for option in options:
         choose(f"Option of {name}", option, known)
-    network = builder(**options)
-    network.name = name
-    return network
+    try:
+        model: object = builder(**options)
+    except Exception as error:
+        if isinstance(error, ValueError) or not _is_outside(name):
+            raise
+        # A sentence that says whose function failed: the reader wrote it, and we did not.
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"model {name!r} could not be made; its function raised {reason}.") from (
+            error
+        )
+    if not isinstance(model, Model):
+        raise SettingError(
+            f"model {name!r}",
+            "return a Model",
+            model,
+            "Derive its class from equipoise.Model.",
+            got=type(model).__name__,
+        )
+    model.name = name
+    return model
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the models, sorted.
+    """Return the names of the registered models, sorted.
 
     Args:
         pattern: Shell-style pattern that names must match, such as `opteq-*`.
     """
-    return sorted(name for name in _builders() if fnmatchcase(name, pattern))
+    return sorted(name for name in _registered() if fnmatchcase(name, pattern))
 
 
 def model_info(name: str) -> str:
     """Return one line that describes a model.
 
     Args:
-        name: Its name.
+        name: Its name, as `create_model` takes it.
     """
-    return (inspect.getdoc(_builder(name)) or "").partition("\n")[0]
+    return (inspect.getdoc(_find_builder("model", name)) or "").partition("\n")[0]
 
 
 def model_options(name: str) -> list[str]:
     """Return the names of a model's options, sorted.
 
     Args:
-        name: Its name.
+        name: Its name, as `create_model` takes it.
     """
-    builder = _builder(name)
+    return _options_of(_find_builder("model", name))
+
+
+def require_model(key: str, name: str) -> None:
+    """Raise unless there is a model of that name.
+
+    Args:
+        key: The setting that holds the name, for the message.
+        name: The name, as `create_model` takes it.
+    """
+    _find_builder(key, name)
+
+
+def _is_outside(name: str) -> bool:
+    return ":" in name
+
+
+def _find_builder(key: str, name: str) -> Callable[..., Model]:
+    if _is_outside(name):
+        return _import_builder(key, name)
+    builders = _registered()
+    return builders[choose(key, name, builders)]
+
+
+def _registered() -> dict[str, Callable[..., Model]]:
+    """All registered builders; families register theirs when they are imported."""
+    import_module("equipoise.families")
+    return _BUILDERS
+
+
+def _import_builder(key: str, name: str) -> Callable[..., Model]:
+    """The function that `package.module:function` names, or an error of one sentence."""
+    module_name, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in [*module_name.split("."), function]):
+        raise SettingError(key, "be written as package.module:function", name)
+    try:
+        module = import_module(module_name)
+    except Exception as error:  # whatever the user's module raises, the sentence says it
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        remedy = "Install it, or run in the folder that holds it."
+        raise SettingError(
+            key,
+            "name a module that can be imported",
+            name,
+            remedy if isinstance(error, ModuleNotFoundError) else "",
+            got=f"{name!r} ({reason.rstrip('.')})",
+        ) from error
+    builder = getattr(module, function, None)
+    if builder is None:
+        near = difflib.get_close_matches(function, vars(module), n=1)
+        hint = f"Did you mean '{module_name}:{near[0]}'?" if near else ""
+        raise SettingError(key, f"name a function of {module_name}", name, hint)
+    if not callable(builder):
+        kind = type(builder).__name__
+        raise SettingError(key, "name a function", name, got=f"{name!r}, which is a {kind}")
+    _require_options(key, name, builder)
+    return builder  # type: ignore[no-any-return]  # that it returns a Model is seen when it is called
+
+
+def _require_options(key: str, name: str, builder: Callable[..., Model]) -> None:
+    """Raise unless everything that a builder takes is an option with a default."""
+    for option in inspect.signature(builder).parameters.values():
+        if option.kind is not option.VAR_KEYWORD and (
+            option.kind is not option.KEYWORD_ONLY or option.default is option.empty
+        ):
+            raise SettingError(
+                key,
+                "have only keyword arguments with defaults",
+                option.name,
+                "Write them after a '*'.",
+                got=f"{option.name!r} of {name!r}",
+            )
+
+
+def _options_of(builder: Callable[..., Model]) -> list[str]:
     names: list[str] = []
     for option in inspect.signature(builder).parameters.values():
         if option.kind is option.VAR_KEYWORD:
-            rest = get_args(get_type_hints(builder)[option.name])
+            rest = get_args(get_type_hints(builder).get(option.name))
             names += [
                 key
                 for keys in rest
@@ -103,14 +201,3 @@ def model_options(name: str) -> list[str]:
         else:
             names.append(option.name)
     return sorted(names)
-
-
-def _builder(name: str) -> Callable[..., Network]:
-    builders = _builders()
-    return builders[choose("model", name, builders)]
-
-
-def _builders() -> dict[str, Callable[..., Network]]:
-    """All builders; families register theirs when they are imported, which nobody else has to know."""
-    import_module("equipoise.families")
-    return _BUILDERS

@@ -1,4 +1,4 @@
-"""What stands after an equilibrium: maps from features to classes. The last one of each is its `classifier`."""
+"""Heads: maps from equilibria to classes. The last map of each is its `classifier`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ class PooledHead(nn.Module):
 
 
 class ImageHead(nn.Module):
-    """Convolutions of side 1, each with ReLU and a maximum over 2 x 2, then an average and a linear map (OptEq, Table 6).
+    """1 x 1 convolutions with ReLU and 2 x 2 max pooling, an average and a linear map.
+
+    As in OptEq, Table 6.
 
     Args:
         widths: Channels of the equilibrium, and those that each convolution makes.

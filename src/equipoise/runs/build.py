@@ -23,7 +23,7 @@ from equipoise.data import (
 )
 from equipoise.data.image import MAX_PIXELS
 from equipoise.engine import Task, make_task
-from equipoise.models import Network, create_model, model_options
+from equipoise.models import Model, create_model, model_options
 from equipoise.runs.config import Config, DataConfig
 
 __all__ = [
@@ -191,7 +191,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     )
 
 
-def make_model(config: Config) -> Network:
+def make_model(config: Config) -> Model:
     """Return the model of a config, drawn with its seed.
 
     Args:
@@ -205,7 +205,7 @@ def make_model(config: Config) -> Network:
         raise ValueError(f"model.options: {reason}") from error
 
 
-def try_out(model: Network, task: Task, dataset: Dataset, transform: Transform | None) -> None:
+def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | None) -> None:
     """Raise `ValueError` in one sentence if a model cannot take these samples or does not give what the task needs.
 
     Args:

@@ -12,7 +12,7 @@ from equipoise.core import choose, require_count, require_positive
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.task import TASKS
-from equipoise.models import list_models, model_options
+from equipoise.models import model_options, require_model
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
     decode_toml,
@@ -43,7 +43,7 @@ class ModelConfig:
     """Which network.
 
     Args:
-        name: One of `list_models()`.
+        name: One of `list_models()`, or `package.module:function` of your own (see `create_model`).
         options: Its options; `model_options(name)` names them.
     """
 
@@ -51,7 +51,7 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        choose("model.name", self.name, list_models())
+        require_model("model.name", self.name)
         _check_options("model", self.name, self.options, model_options(self.name))
 
 

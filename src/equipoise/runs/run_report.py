@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from equipoise.analysis.certificate import certify
 from equipoise.core import write_atomically
@@ -17,6 +18,7 @@ from equipoise.data import DataError, Dataset
 from equipoise.engine import read_metrics
 from equipoise.families.opteq.objective import objective
 from equipoise.layers import Equilibrium
+from equipoise.models import Model
 from equipoise.report import MaskSample, RunReport, SolvePath, render_report
 from equipoise.runs.build import load_test
 from equipoise.runs.config import load_config
@@ -47,9 +49,9 @@ def report_run(folder: Path) -> Path:
     if (folder / "model.safetensors").exists():
         run = open_run(folder)
         about = run.about
-        settings["model"]["options"].setdefault(
-            "tolerance", run.model.equilibrium.stop.tolerance
-        )  # what residuals are measured by
+        for layer in run.model.equilibria().values():
+            # what residuals are measured by
+            settings["model"]["options"].setdefault("tolerance", layer.stop.tolerance)
         try:
             samples: Dataset | None = load_test(config.data)
         except DataError:
@@ -83,12 +85,14 @@ def _solve(run: Run, samples: Dataset) -> SolvePath:
         if run.transform is None
         else run.transform(raw, target, generator=torch.Generator().manual_seed(0))[0]
     )
-    layer = run.model.equilibrium
+    inputs = _equilibrium_inputs(run.model, x)
+    if not inputs:
+        return None
+    layer, features = next(iter(inputs.values()))
     exact = Equilibrium(
         layer.cell, "fixed_point", tolerance=EXACT, max_steps=500, on_failure="ignore"
     )
     with torch.no_grad():
-        features = run.model.extractor(run.model.images(x))
         exact(features, trace=True)
     assert exact.last is not None
     assert exact.last.trace is not None
@@ -108,6 +112,26 @@ def _solve(run: Run, samples: Dataset) -> SolvePath:
     return SolvePath(
         exact.last.trace.residual[:, 0].tolist(), value, description, certificate, _picture(raw[0])
     )
+
+
+def _equilibrium_inputs(model: Model, x: Tensor) -> dict[str, tuple[Equilibrium, Tensor]]:
+    """Each equilibrium layer of a model with what it is given when the model gets `x`."""
+    found: dict[str, tuple[Equilibrium, Tensor]] = {}
+
+    def listen(name: str, layer: Equilibrium) -> RemovableHandle:
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            found.setdefault(name, (layer, inputs[0]))
+
+        return layer.register_forward_pre_hook(keep)
+
+    handles = [listen(name, layer) for name, layer in model.equilibria().items()]
+    try:
+        with torch.no_grad():
+            model(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def _masks(run: Run, samples: Dataset) -> list[MaskSample]:

@@ -18,7 +18,7 @@ from equipoise.engine import (
     make_task,
     read_checkpoint,
 )
-from equipoise.models import Network
+from equipoise.models import Model
 from equipoise.runs.build import load_part, make_model, make_transforms, resolve, try_out
 from equipoise.runs.config import Config, load_config
 
@@ -40,7 +40,7 @@ class Run:
 
     folder: Path
     config: Config
-    model: Network
+    model: Model
     task: Task
     about: Dataset
     transform: Transform | None

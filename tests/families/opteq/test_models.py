@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equipoise.families.opteq import OptEqCell
 from equipoise.layers import Regularized
-from equipoise.models import Network, create_model, list_models, model_info, model_options
+from equipoise.models import ImageNetwork, create_model, list_models, model_info, model_options
 from equipoise.models.extractor import residual_stage, residual_stem
 from equipoise.models.head import ImageHead
 
@@ -33,14 +33,14 @@ SMALL = [name for name in list_models() if name not in SIDES]
 
 
 @cache
-def built(name: str) -> Network:
+def built(name: str) -> ImageNetwork:
     """The model as it was made; nobody may change it."""
     torch.manual_seed(0)
     return create_model(name)
 
 
 class Trained(NamedTuple):
-    network: Network
+    network: ImageNetwork
     loss: Tensor
     x: Tensor
     y: Tensor
@@ -57,12 +57,12 @@ def train(name: str) -> Trained:
         return Trained(network.eval(), loss.detach(), x, network(x))
 
 
-def counted(name: str, **options: Any) -> Network:
+def counted(name: str, **options: Any) -> ImageNetwork:
     with torch.device("meta"):
         return create_model(name, **options)
 
 
-def batch(network: Network, count: int = 2) -> tuple[Tensor, Tensor]:
+def batch(network: ImageNetwork, count: int = 2) -> tuple[Tensor, Tensor]:
     """Random images, and random classes of them or of their pixels."""
     side = SIDES.get(network.name, network.input_shape[1])
     x = torch.randn(count, network.input_shape[0], side, side)
@@ -71,7 +71,7 @@ def batch(network: Network, count: int = 2) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(params=list_models())
-def network(request: pytest.FixtureRequest) -> Network:
+def network(request: pytest.FixtureRequest) -> ImageNetwork:
     return built(request.param)
 
 
@@ -169,7 +169,7 @@ def test_model_can_be_copied_and_pickled_after_a_step(trained: Trained) -> None:
             assert torch.equal(other(trained.x), trained.y)
 
 
-def test_model_says_briefly_what_it_is(network: Network) -> None:
+def test_model_says_briefly_what_it_is(network: ImageNetwork) -> None:
     text = repr(network)
     assert "\n" not in text
     assert len(text) < 200
@@ -180,7 +180,7 @@ def test_model_says_briefly_what_it_is(network: Network) -> None:
     assert information.endswith(".")
 
 
-def test_model_refuses_other_channels_in_one_sentence(network: Network) -> None:
+def test_model_refuses_other_channels_in_one_sentence(network: ImageNetwork) -> None:
     channels = network.input_shape[0]
     with pytest.raises(
         ValueError,
@@ -193,7 +193,7 @@ def test_model_refuses_other_channels_in_one_sentence(network: Network) -> None:
 
 
 def test_model_refuses_single_images_bytes_and_flat_images_of_another_size(
-    network: Network,
+    network: ImageNetwork,
 ) -> None:
     with pytest.raises(ValueError, match="must have shape"):
         network(torch.zeros(network.input_shape))

@@ -20,7 +20,7 @@ from equipoise.gradients.base import Gradient
 from equipoise.models.extractor import convolutional_extractor, residual_extractor
 from equipoise.models.factory import register_model
 from equipoise.models.head import ImageHead, PixelHead, PooledHead
-from equipoise.models.network import Network
+from equipoise.models.image_network import ImageNetwork
 from equipoise.operators.operator import Composed, Operator, separable
 from equipoise.solvers.policy import OnFailure
 from equipoise.solvers.protocol import Solver
@@ -58,7 +58,7 @@ LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
 
 
 @register_model("opteq-digits")
-def digits(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+def digits(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """Grey images of 8 x 8, such as scikit-learn's digits: one layer of 32 channels, a convex problem.
 
     Args:
@@ -69,7 +69,7 @@ def digits(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network
 
 
 @register_model("opteq-mnist")
-def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """Grey images of 28 x 28, such as MNIST: three layers of 32, 64 and 64 channels.
 
     Args:
@@ -80,7 +80,7 @@ def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
 
 
 @register_model("opteq-cifar10-199k")
-def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters in the equilibrium (OptEq, Tables 3, 5 and 8).
 
     Args:
@@ -91,7 +91,7 @@ def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> N
 
 
 @register_model("opteq-cifar10-162k")
-def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with 162 k parameters in all (OptEq, Table 4).
 
     Args:
@@ -102,7 +102,7 @@ def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> N
 
 
 @register_model("opteq-cifar10-1.4m")
-def cifar10_1400k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> Network:
+def cifar10_1400k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4; there with regularizer='decorrelation').
 
     Args:
@@ -122,22 +122,22 @@ def _pooled(
     *,
     features: int | None = None,
     stride: int = 2,
-) -> Network:
+) -> ImageNetwork:
     """An extractor of one convolution, convolutional layers, and averages over a grid; as many features as channels by default."""
     features = features or channels
-    return Network(
+    return ImageNetwork(
         convolutional_extractor(input_shape[0], [features], stride=stride),
         OptEqConv2d(features, channels, hidden, **(SMALL | options)),
         PooledHead(channels, grid, num_classes),
         input_shape,
-        multiple=1,
+        size_multiple=1,
     )
 
 
 @register_model("opteq-imagenet-small")
 def imagenet_small(
     *, num_classes: int = 1000, layers: int = 13, **options: Unpack[OptEqOptions]
-) -> Network:
+) -> ImageNetwork:
     """ImageNet, separable layers after two stages of ResNet-50: 18 M parameters without classifier (OptEq-Small, Table 6).
 
     The table gives five layers and 7 M parameters, which contradict each other: layers of its
@@ -152,19 +152,19 @@ def imagenet_small(
     require_count("opteq-imagenet-small.layers", layers)
     equilibrium = OptEqConv2d(512, 512, [512] * layers, separable=True, **(LARGE | options))
     _keep_scale(equilibrium)
-    return Network(
+    return ImageNetwork(
         residual_extractor(1, 256, 8),
         equilibrium,
         ImageHead((512, 1024, 2048), num_classes),
         (3, 224, 224),
-        multiple=1,
+        size_multiple=1,
     )
 
 
 @register_model("opteq-imagenet-mid")
 def imagenet_mid(
     *, num_classes: int = 1000, layers: int = 8, **options: Unpack[OptEqOptions]
-) -> Network:
+) -> ImageNetwork:
     """ImageNet, pairs of separable layers after two stages of Wide-ResNet-50: 40 M without classifier (OptEq-Middle, Table 6).
 
     `W_l` is a depthwise 5 x 5 convolution from 512 to 1024 channels, a mix to 512, a depthwise 3 x
@@ -177,12 +177,12 @@ def imagenet_mid(
         **options: See `OptEqOptions`.
     """
     require_count("opteq-imagenet-mid.layers", layers)
-    return Network(
+    return ImageNetwork(
         residual_extractor(2, 512, 7),
         _paired(512, layers, **(LARGE | options)),
         ImageHead((512, 1024, 2048), num_classes),
         (3, 224, 224),
-        multiple=1,
+        size_multiple=1,
     )
 
 
@@ -239,17 +239,17 @@ def _keep_scale(equilibrium: OptEqLayer) -> None:
 
 
 @register_model("opteq-cityscapes")
-def cityscapes(*, num_classes: int = 19, **options: Unpack[OptEqOptions]) -> Network:
+def cityscapes(*, num_classes: int = 19, **options: Unpack[OptEqOptions]) -> ImageNetwork:
     """Cityscapes, a class for each pixel: three layers of 256, 512 and 512 channels at an eighth of the size (OptEq, Table 10).
 
     Args:
         num_classes: Number of classes.
         **options: See `OptEqOptions`.
     """
-    return Network(
+    return ImageNetwork(
         convolutional_extractor(3, [64, 128, 256]),
         OptEqConv2d(256, 256, (256, 512, 512), **(LARGE | options)),
         PixelHead(256, num_classes, scale=8),
         (3, 512, 1024),
-        multiple=8,
+        size_multiple=8,
     )

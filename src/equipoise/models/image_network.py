@@ -1,4 +1,4 @@
-"""A network around one equilibrium."""
+"""Networks for images around one equilibrium."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.validate import require_count
+from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.models.model import Model
 
-__all__ = ["Network"]
+__all__ = ["ImageNetwork"]
 
 
-class Network(nn.Module):
-    """An extractor, an equilibrium layer and a head: `y = head(z)`, `z = f(z, extractor(x))` (OptEq, eq. 5).
+class ImageNetwork(Model):
+    """An extractor, an equilibrium layer and a head: `y = head(z)`, `z = f(z, extractor(x))`.
 
     Args:
         extractor: Maps images to the input of the equilibrium.
@@ -22,11 +23,8 @@ class Network(nn.Module):
         head: Maps equilibria to predictions. Its attribute `classifier`, if it has one, is the last
             map to the classes.
         input_shape: Channels, height and width of the images for which the network was made.
-        multiple: The number that height and width must be multiples of; by default they must be
-            those of `input_shape`.
-
-    Attributes:
-        name: The name under which `create_model` made it.
+        size_multiple: What height and width must be multiples of; by default they must be those of
+            `input_shape`.
 
     Shape:
         (batch, channels, height, width), or flat (batch, channels * height * width) at the size of
@@ -40,41 +38,36 @@ class Network(nn.Module):
         head: nn.Module,
         input_shape: Sequence[int],
         *,
-        multiple: int | None = None,
+        size_multiple: int | None = None,
     ) -> None:
         super().__init__()
-        given: object = equilibrium
-        if not isinstance(given, Equilibrium):
-            raise ValueError(
-                f"Network.equilibrium must be an Equilibrium; got {type(given).__name__}."
-            )
+        require_type("ImageNetwork.equilibrium", equilibrium, Equilibrium, "an Equilibrium")
         if len(input_shape) != 3:
-            raise ValueError(
-                f"Network.input_shape must be channels, height and width; got {tuple(input_shape)}."
+            raise SettingError(
+                "ImageNetwork.input_shape", "be channels, height and width", tuple(input_shape)
             )
-        if multiple is not None:
-            require_count("Network.multiple", multiple)
-        self.name = "network"
+        if size_multiple is not None:
+            require_count("ImageNetwork.size_multiple", size_multiple)
         self.extractor = extractor
         self.equilibrium = equilibrium
         self.head = head
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
-        self.multiple = multiple
+        self.size_multiple = size_multiple
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the predictions for a batch of images."""
-        y: Tensor = self.head(self.features(x))
+        y: Tensor = self.head(self.equilibrium(self.extractor(x)))
         return y
 
     def features(self, x: Tensor) -> Tensor:
         """Return the equilibrium for a batch of images."""
-        z = self.equilibrium(self.extractor(self.images(x)))
+        z = self.equilibrium(self.extractor(self.prepare(x)))
         assert isinstance(z, Tensor)
         return z
 
     def parameter_counts(self) -> dict[str, int]:
-        """Return how many parameters there are in the `extractor`, `equilibrium`, `head` and `classifier`, and in `total`.
+        """Return the parameters of `extractor`, `equilibrium`, `head`, `classifier` and `total`.
 
         The head is counted without its classifier, whose size depends on the number of classes.
         """
@@ -88,32 +81,37 @@ class Network(nn.Module):
         }
         return {**counts, "total": sum(counts.values())}
 
-    def images(self, x: Tensor) -> Tensor:
-        """Return the input as images that the network can take, laid out as convolutions run fastest, or raise."""
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return images that the network can take, in the layout in which convolutions are fastest.
+
+        Raises `ValueError` for anything else.
+        """
         channels, height, width = self.input_shape
         if not x.is_floating_point():
-            raise ValueError(
-                f"The input of {self.name} must be floating-point numbers; got {x.dtype}. "
-                "Divide bytes by 255."
+            raise SettingError(
+                f"The input of {self.name}",
+                "be floating-point numbers",
+                x,
+                "Divide bytes by 255.",
+                got=str(x.dtype),
             )
         if x.dim() == 2 and x.shape[1] == channels * height * width:
             x = x.reshape(-1, channels, height, width)
+        multiple = self.size_multiple
         fits = x.dim() == 4 and x.shape[1] == channels
-        if fits and self.multiple is None:
+        if fits and multiple is None:
             fits = x.shape[2:] == (height, width)
-        elif fits:
-            fits = all(side > 0 and side % self.multiple == 0 for side in x.shape[2:])  # type: ignore[operator]
+        elif fits and multiple is not None:
+            fits = all(side > 0 and side % multiple == 0 for side in x.shape[2:])
         if not fits:
-            free = self.multiple is not None
-            sides = "height, width" if free else f"{height}, {width}"
+            sides = f"{height}, {width}" if multiple is None else "height, width"
             also = (
-                f" with sides that are multiples of {self.multiple}"
-                if free and self.multiple != 1
-                else ""
+                f" with sides that are multiples of {multiple}" if multiple not in (None, 1) else ""
             )
-            raise ValueError(
-                f"The input of {self.name} must have shape (batch, {channels}, "
-                f"{sides}){also}; got {tuple(x.shape)}."
+            raise SettingError(
+                f"The input of {self.name}",
+                f"have shape (batch, {channels}, {sides}){also}",
+                tuple(x.shape),
             )
         return x.contiguous(memory_format=torch.channels_last)
 
