@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def report_run(folder: Path) -> Path:
         except DataError:
             samples = None
         if samples is not None and len(samples):
-            solves = [_solve(run, samples)]
+            solves = _solves(run, samples)
             masks = _masks(run, samples) if run.task.name == "segmentation" else []
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
@@ -77,18 +77,23 @@ def report_run(folder: Path) -> Path:
     return path
 
 
-def _solve(run: Run, samples: Dataset) -> SolvePath:
-    """The path of a plain solve for the first sample, made much more exactly than in training."""
+def _solves(run: Run, samples: Dataset) -> list[SolvePath]:
+    """Each equilibrium of the first sample, solved by plain steps and more exactly than trained."""
     raw, target = samples.gather([0])
     x = (
         raw
         if run.transform is None
         else run.transform(raw, target, generator=torch.Generator().manual_seed(0))[0]
     )
+    image = _picture(raw[0])
     inputs = _equilibrium_inputs(run.model, x)
-    if not inputs:
-        return None
-    layer, features = next(iter(inputs.values()))
+    return [
+        replace(_solve(layer, features), image=image, name=name if len(inputs) > 1 else "")
+        for name, (layer, features) in inputs.items()
+    ]
+
+
+def _solve(layer: Equilibrium, features: Tensor) -> SolvePath:
     exact = Equilibrium(
         layer.cell, "fixed_point", tolerance=EXACT, max_steps=500, on_failure="ignore"
     )
@@ -109,9 +114,7 @@ def _solve(run: Run, samples: Dataset) -> SolvePath:
         certificate = str(certify(layer))
     except (ValueError, ArithmeticError) as error:
         certificate = str(error)
-    return SolvePath(
-        exact.last.trace.residual[:, 0].tolist(), value, description, certificate, _picture(raw[0])
-    )
+    return SolvePath(exact.last.trace.residual[:, 0].tolist(), value, description, certificate)
 
 
 def _equilibrium_inputs(model: Model, x: Tensor) -> dict[str, tuple[Equilibrium, Tensor]]:
