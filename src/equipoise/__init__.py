@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING
 from equipoise.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from equipoise.analysis import certify, spectral_radius
+    from equipoise.analysis import certify, objective, spectral_radius
     from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
     from equipoise.families.opteq import (
         OptEq,
         OptEqConv2d,
-        objective,
-        project_norms,
-        project_norms_after,
         to_blocks,
         to_hidden_units,
         to_opteq,
@@ -26,7 +23,17 @@ if TYPE_CHECKING:
         Unrolled,
         frobenius_penalty,
     )
-    from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized, Skip
+    from equipoise.layers import (
+        Cell,
+        Certificate,
+        ChangeOfVariable,
+        Equilibrium,
+        Problem,
+        Regularized,
+        Skip,
+        project_norms,
+        project_norms_after,
+    )
     from equipoise.models import ImageNetwork, Model, create_model, list_models, register_model
     from equipoise.operators import convolution_bound, dense_norm
     from equipoise.solvers import (
@@ -61,6 +68,7 @@ __all__ = [
     "BiCGStab",
     "Broyden",
     "Cell",
+    "Certificate",
     "ChangeOfVariable",
     "ConjugateGradient",
     "ConvergenceError",
@@ -77,6 +85,7 @@ __all__ = [
     "OptEq",
     "OptEqConv2d",
     "Phantom",
+    "Problem",
     "Regularized",
     "Shared",
     "Skip",

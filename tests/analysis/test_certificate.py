@@ -7,9 +7,20 @@ import torch
 from samples import opteq
 from torch import Tensor, nn
 
-from equipoise.analysis import Certificate, certify
-from equipoise.families.opteq import OptEq, OptEqConv2d, project_norms
-from equipoise.layers import ChangeOfVariable, Equilibrium, Regularized, Skip
+from equipoise.analysis import certify
+from equipoise.families.opteq import OptEq, OptEqConv2d
+from equipoise.layers import (
+    Cell,
+    Certificate,
+    ChangeOfVariable,
+    Equilibrium,
+    Factor,
+    Link,
+    Regularized,
+    Skip,
+    Statement,
+    project_norms,
+)
 from equipoise.prox.regularizer import Custom
 
 
@@ -24,10 +35,11 @@ def test_certificate_bounds_every_layer_and_their_product() -> None:
         float(torch.linalg.matrix_norm(operator.weight.detach(), 2))
         for operator in layer.layers.operators
     ]
-    assert found.norms == pytest.approx(norms, rel=1e-10)
-    assert all(bound >= norm for bound, norm in zip(found.norms, norms, strict=True))
-    assert found.factors == pytest.approx([0.8 * 0.81 + 0.2, 0.5 * 0.81 + 0.5])
-    assert found.lipschitz == pytest.approx(math.prod(found.factors))
+    assert [one.norm for one in found.factors] == pytest.approx(norms, rel=1e-10)
+    assert all(one.norm >= norm for one, norm in zip(found.factors, norms, strict=True))
+    values = [one.value for one in found.factors]
+    assert values == pytest.approx([0.8 * 0.81 + 0.2, 0.5 * 0.81 + 0.5])
+    assert found.lipschitz == pytest.approx(math.prod(values))
     assert found.contracts
     # The step at random points never stretches more than certified.
     f, y, z = layer.map(x), 3 * normal(3, 6), 3 * normal(3, 6)
@@ -53,9 +65,12 @@ def test_certificate_bounds_the_distance_to_the_equilibrium() -> None:
 
 
 def test_certificate_reads_well() -> None:
-    found = Certificate((0.98999, 0.5), (0.98412, 0.4), (("Skip", 0.51),), 0.39361)
+    found = Certificate(
+        (Link("OptEqCell", 0.39361), Link("Skip", 0.50991)),
+        (Factor("layer 1", 0.98412, 0.98999), Factor("layer 2", 0.4, 0.5)),
+    )
     assert str(found) == (
-        "Lipschitz constant at most 0.3937: one equilibrium for every input.\n"
+        "Lipschitz constant at most 0.5100: one equilibrium for every input.\n"
         "  layer 1: |W| <= 0.9900, factor 0.9842\n"
         "  layer 2: |W| <= 0.5000, factor 0.4000\n"
         "  Skip: 0.5100 so far"
@@ -69,7 +84,7 @@ def test_certify_names_the_layer_that_is_too_large_and_the_remedy() -> None:
     with pytest.raises(
         ValueError,
         match=r"must have a Lipschitz constant below 1; got 2\.36\d+, because layer 2 of 2 has the factor 2\.792 "
-        r"\(\|W\| <= 1\.8\)\. Use norm='scale', or norm='project' with project\.$",
+        r"\(\|W\| <= 1\.8\)\. Use norm='scale', or norm='project' with project_norms\.$",
     ):
         certify(layer)
     found = certify(layer, strict=False)
@@ -78,14 +93,14 @@ def test_certify_names_the_layer_that_is_too_large_and_the_remedy() -> None:
     with pytest.raises(ValueError, match=r"Certificate\.error must be asked of a contraction"):
         found.error(1.0)
     layer.layers.norm = "project"
-    with pytest.raises(ValueError, match=r"Call project after each optimiser step\.$"):
+    with pytest.raises(ValueError, match=r"Call project_norms after each optimiser step\.$"):
         certify(layer)
     project_norms(layer)
     assert certify(layer).contracts
     with torch.no_grad():
         layer.layers.operators[1].weight.mul_(2)
     layer.layers.norm = "scale"
-    assert certify(layer).norms[1] == pytest.approx(0.99)
+    assert certify(layer).factors[1].norm == pytest.approx(0.99)
 
 
 def test_certify_allows_one_layer_to_expand_if_the_others_make_up_for_it() -> None:
@@ -120,8 +135,8 @@ def test_certify_follows_changes() -> None:
     )
     assert certify(around(Regularized(cell, "incay", 0.5))).lipschitz == pytest.approx(0.96)
     found = certify(around(Skip(Regularized(cell, "incay", 0.5), 0.5)))
-    assert [name for name, _ in found.changes] == ["Regularized", "Skip"]
-    assert [bound for _, bound in found.changes] == pytest.approx([0.96, 0.98])
+    assert [name for name, _ in found.chain] == ["OptEqCell", "Regularized", "Skip"]
+    assert [bound for _, bound in found.chain] == pytest.approx([0.64, 0.96, 0.98])
 
 
 def test_certify_refuses_changes_that_break_the_proof() -> None:
@@ -153,7 +168,7 @@ def test_certify_holds_for_convolutions_at_every_image_size() -> None:
         for operator in layer.layers.operators:
             operator.scale_(10.0)
     found = certify(layer)
-    assert found.norms == pytest.approx([0.99, 0.99], rel=1e-5)
+    assert [one.norm for one in found.factors] == pytest.approx([0.99, 0.99], rel=1e-5)
     assert found.lipschitz == pytest.approx((0.8 * 0.99**2 + 0.2) ** 2, rel=1e-5)
     for size in (3, 4, 11):
         x = torch.randn(2, 2, size, size)
@@ -173,3 +188,88 @@ def test_certify_refuses_other_layers() -> None:
 
 def test_default_layers_are_certified() -> None:
     assert certify(OptEq(3, 5, [7, 8])).contracts
+
+
+class Halving(Cell):
+    """A user's cell that declares its bound."""
+
+    bound: float | None = 0.5
+
+    def inject(self, x: Tensor) -> Tensor:
+        return x
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return torch.tanh(z / 2 + context)
+
+    def lipschitz(self) -> float | None:
+        return self.bound
+
+
+def test_certify_believes_what_a_cell_declares_and_says_so() -> None:
+    found = certify(Equilibrium(Halving()))
+    assert found.contracts
+    assert str(found) == (
+        "Lipschitz constant at most 0.5000: one equilibrium for every input.\n"
+        "  Halving.lipschitz declares 0.5"
+    )
+    (statement,) = found.statements
+    assert (statement.holds, statement.number, statement.margin) == (True, 0.5, 0.5)
+    assert "Halving.lipschitz declares 0.5" in statement.theorem
+    assert certify(Equilibrium(Skip(Halving(), 0.5))).lipschitz == 0.75
+
+
+def test_certify_refuses_a_cell_of_which_nothing_is_known() -> None:
+    cell = Halving()
+    cell.bound = None
+    with pytest.raises(
+        ValueError,
+        match=r"^certify\.layer must have a Lipschitz constant below 1; got Halving, of which none "
+        r"is known\. Define lipschitz or certificate of Halving\.$",
+    ):
+        certify(Equilibrium(Skip(cell, 0.5)))
+    found = certify(Equilibrium(cell), strict=False)
+    assert found.statements[0].holds is None
+    assert str(found) == "Lipschitz constant unknown: not certified."
+    cell.bound = 1.25
+    with pytest.raises(ValueError, match=r"below 1; got 1\.25\.$"):
+        certify(Equilibrium(cell))
+
+
+class Monotone(Halving):
+    """A family whose proof is no contraction."""
+
+    bound = None
+    margin = 0.25
+
+    def certificate(self) -> Certificate:
+        holds = self.margin > 0
+        claim = Statement("one equilibrium", holds or None, 1 - self.margin, self.margin, "Ours, 1")
+        return Certificate(
+            (Link("Monotone", math.inf),), further=(claim,), remedy="Call project_norms."
+        )
+
+
+def test_certify_takes_other_proofs_through_wrappers_that_keep_the_equilibria() -> None:
+    cell = Monotone()
+    found = certify(Equilibrium(ChangeOfVariable(Skip(cell, 0.5), scale=3.0)))
+    assert (found.holds, found.contracts) == (True, False)
+    assert str(found).startswith("one equilibrium: proved, 0.75 with a margin of 0.25 (Ours, 1)\n")
+    with pytest.raises(ValueError, match=r"got Monotone, of which none is known"):
+        certify(Equilibrium(Regularized(cell, "l2")))
+    cell.margin = -0.5
+    with pytest.raises(
+        ValueError,
+        match=r"^certify\.layer must have a proof of what it claims; got one equilibrium: not proved, "
+        r"1\.5 with a margin of -0\.5 \(Ours, 1\)\. Call project_norms\.$",
+    ):
+        certify(Equilibrium(cell))
+
+
+def test_certify_of_a_model_names_each_of_its_equilibria() -> None:
+    model = nn.Sequential(OptEq(3, 5, 7), nn.Linear(5, 3), OptEq(3, 5, 7, norm="none"))
+    with torch.no_grad():
+        model[2].layers.operators[0].scale_(10.0)
+    found = certify(model, strict=False)
+    assert {name: one.contracts for name, one in found.items()} == {"0": True, "2": False}
+    with pytest.raises(ValueError, match=r"^certify\.2 must have a Lipschitz constant below 1"):
+        certify(model)

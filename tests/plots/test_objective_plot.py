@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.families.opteq import OptEq, objective
+from equipoise.analysis import objective
+from equipoise.families.opteq import OptEq
 from equipoise.plots import plot_objective
 from equipoise.prox.regularizer import Custom
 
@@ -68,8 +69,8 @@ def test_plot_refuses_what_it_cannot_draw() -> None:
     with pytest.raises(
         ValueError,
         match=(
-            r"must be the Objective of a layer; got DeepObjective\. Several layers minimise "
-            r"no function"
+            r"must be a problem with a function that the equilibrium minimises, as that of one "
+            r"OptEq layer has; got DeepObjective\.$"
         ),
     ):
         plot_objective(objective(layer, x), layer.last.trace)

@@ -9,8 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.families.opteq.cell import OptEqCell
-from equipoise.layers import Equilibrium
 from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
 from equipoise.solvers.policy import Direction, describe
@@ -105,21 +103,17 @@ class Solves:
 
 
 def operator_norms(model: nn.Module) -> dict[str, float]:
-    """Return proven bounds of the norms of all weights of OptEqs, and the Lipschitz constants that other cells declare.
+    """Return what the cells of all equilibrium layers of a model say of their operators' norms.
 
     Args:
         model: The model.
     """
-    norms: dict[str, float] = {}
     with torch.no_grad():
-        for name, part in find_equilibria(model).items():
-            cells = [inner for inner in part.cell.modules() if isinstance(inner, OptEqCell)]
-            bounds = [bound for cell in cells for bound in cell.norms()]
-            if not cells and (lipschitz := part.cell.lipschitz()) is not None:
-                bounds = [torch.as_tensor(lipschitz)]
-            for number, bound in enumerate(bounds, start=1):
-                norms[f"{name}.{number}"] = float(bound)
-    return norms
+        return {
+            f"{name}.{operator}": bound
+            for name, part in find_equilibria(model).items()
+            for operator, bound in part.cell.norms().items()
+        }
 
 
 def _largest(values: Tensor) -> float:

@@ -27,7 +27,7 @@ from equipoise.engine.solve_monitor import Solves, operator_norms
 from equipoise.engine.summary import Summary
 from equipoise.engine.task import Task
 from equipoise.engine.totals import Totals
-from equipoise.families.opteq.cell import OptEqCell, project_norms_after
+from equipoise.layers import Cell, project_norms_after
 from equipoise.models import count_parameters
 
 __all__ = ["Trainer"]
@@ -116,7 +116,7 @@ class Trainer:
         self.model = model.to(self.group.device)
         self.wrapped = self.model
         self.optimizer = make_optimizer(model, self.optimizer_settings)
-        if any(isinstance(part, OptEqCell) and part.norm == "project" for part in model.modules()):
+        if any(isinstance(part, Cell) and part.projects for part in model.modules()):
             project_norms_after(self.optimizer, model)
         self.average = Average(model, self.settings.ema) if self.settings.ema else None
         self.scaler = torch.amp.GradScaler(

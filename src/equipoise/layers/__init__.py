@@ -1,13 +1,25 @@
 """Cells, the equilibrium layer, and wrappers that change the problem behind a cell."""
 
 from equipoise.layers.cell import Cell
+from equipoise.layers.certificate import Certificate, Factor, Link, Statement
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.problem import Descent, Minimization, Problem
+from equipoise.layers.project import project_norms, project_norms_after
 from equipoise.layers.wrappers import ChangeOfVariable, Regularized, Skip
 
 __all__ = [
     "Cell",
+    "Certificate",
     "ChangeOfVariable",
+    "Descent",
     "Equilibrium",
+    "Factor",
+    "Link",
+    "Minimization",
+    "Problem",
     "Regularized",
     "Skip",
+    "Statement",
+    "project_norms",
+    "project_norms_after",
 ]

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.core.module_tensors import ModuleTensors
+from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.layers.certificate import Certificate, Link
+from equipoise.layers.problem import Problem
 from equipoise.solvers.problem import Equation, Linearization
 
-__all__ = ["Cell", "CellEquation"]
+__all__ = ["Cell", "CellEquation", "as_number"]
 
 
 class Cell(nn.Module):
-    """The map of an equilibrium network, `z = step(z, inject(x))`; subclass it and define `inject` and `step`.
+    """The map of an equilibrium network, `z = step(z, inject(x))`: define `inject` and `step`.
 
     State and context are one tensor or a tree of tensors, batch first. Each sample is its own
-    problem: row `i` of the result depends on row `i` of the state and the context alone, unless the
-        cell declares otherwise. A cell may declare what is known
-    about it:
+    problem: row `i` of the result depends on row `i` of the state and the context alone, unless
+    the cell declares otherwise. A cell may say what is known of it, by the attributes below and by
+    `lipschitz`, `certificate`, `problem`, `project_` and `norms`. Everything else in the library
+    asks the cell, so that a cell of your own gets what it declares.
 
     Attributes:
         symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate
@@ -50,7 +55,7 @@ class Cell(nn.Module):
         )  # abstract
 
     def initial(self, x: Tree, context: Tree) -> Tree:
-        """Return where a solve starts. By default zeros like the context, which must then be one tensor."""
+        """Return where a solve starts; by default zeros like the context, if that is one tensor."""
         if not isinstance(context, Tensor):
             raise ValueError(
                 f"{type(self).__name__}.initial must be defined when inject returns more than "
@@ -66,13 +71,42 @@ class Cell(nn.Module):
         return z
 
     def lipschitz(self) -> Tensor | float | None:
-        """Return an upper bound of the Lipschitz constant of `step` in `z`, if one is known and cheap."""
+        """Return a bound of the Lipschitz constant of `step` in `z`, if one is known and cheap."""
         return None
 
-    def linearize(self, z: Tree, context: Tree) -> Linearization | None:
-        """Return the step linearised at `z`, if the cell can do better than autograd (by keeping its masks, say).
+    def certificate(self) -> Certificate:
+        """Return what is proved of the equilibria at the present weights.
 
-        `value`, `jvp` and `vjp` are on state trees; `select_rows` makes the same for some rows of
+        By default what follows from `lipschitz`, which is as true as the cell's declaration.
+        """
+        name, bound = type(self).__name__, as_number(self.lipschitz())
+        if bound is None:
+            return Certificate(
+                (Link(name, math.inf),), remedy=f"Define lipschitz or certificate of {name}."
+            )
+        return Certificate((Link(name, bound),), basis=f"{name}.lipschitz declares {bound:.4g}")
+
+    def problem(self, x: Tree) -> Problem:
+        """Return what the equilibria at the input `x` solve; by default raises ValueError."""
+        raise ValueError(f"No problem is known for {type(self).__name__}.")
+
+    @property
+    def projects(self) -> bool:
+        """Whether `project_` is to be called after each step of an optimiser."""
+        return False
+
+    def project_(self) -> None:
+        """Bring the weights back to where the theorems hold, in place; by default does nothing."""
+
+    def norms(self) -> dict[str, float]:
+        """Return upper bounds of the norms of the operators by name, for logs."""
+        bound = as_number(self.lipschitz())
+        return {} if bound is None else {"step": bound}
+
+    def linearize(self, z: Tree, context: Tree) -> Linearization | None:
+        """Return the step linearised at `z`, if the cell can do better than autograd.
+
+        It can by keeping its masks, for instance. `value`, `jvp` and `vjp` are on state trees; `select_rows` makes the same for some rows of
         the batch.
         """
         return None
@@ -179,3 +213,10 @@ class CellEquation(Equation):
             else lambda rows: self._flatten(select_rows(rows), tensors),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )
+
+
+def as_number(bound: Tensor | float | None) -> float | None:
+    """Return a declared bound as a number, or None under `torch.func`, where it has no value."""
+    if isinstance(bound, Tensor):
+        return None if is_wrapped(bound) else float(bound.detach())
+    return bound

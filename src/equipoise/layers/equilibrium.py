@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
-from equipoise.core.transforms import full_precision, is_wrapped, outside_graphs
+from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
-from equipoise.layers.cell import Cell, CellEquation
+from equipoise.layers.cell import Cell, CellEquation, as_number
 from equipoise.solvers.auto import pick_forward
 from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
@@ -115,8 +115,11 @@ class Equilibrium(nn.Module):
         """The last `Solution`, detached; after `backward()` its `adjoint` is the adjoint solve's."""
         return self.solves.last
 
+    def check(self, x: Tree, z0: Tree | None = None) -> None:
+        """Raise unless `x` is an input of this layer and `z0` a state; by default anything is."""
+
     def map(self, x: Tree) -> Callable[[Tree], Tree]:
-        """Return `z -> f(z, x)`, with the injection computed once; for penalties, diagnostics and plots."""
+        """Return `z -> f(z, x)`, injecting once; for penalties, diagnostics and plots."""
         structure = Structure(self.cell.inject(x), "Cell.inject")
         context = structure.rebuild(structure.leaves)
         return lambda z: self.cell(z, context)
@@ -128,7 +131,7 @@ class Equilibrium(nn.Module):
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = ModuleTensors(self.cell)
-        bound = _number(self.cell.lipschitz())
+        bound = as_number(self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(self.cell, layout, structure, weights, lower),
             solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
@@ -144,7 +147,7 @@ class Equilibrium(nn.Module):
         return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
 
     def _refuse_coupling(self) -> None:
-        """Refuse batch normalisation by batch statistics in a cell that does not declare that its samples are coupled."""
+        """Refuse batch normalisation by batch statistics in a cell not declared as coupled."""
         for module in () if self.cell.coupled else self.cell.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
                 module.training or not module.track_running_stats
@@ -177,10 +180,3 @@ class Equilibrium(nn.Module):
 
 def _float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def _number(bound: Tensor | float | None) -> float | None:
-    """A declared bound as a number, or nothing under `torch.func` transforms, where a tensor has no single value."""
-    if isinstance(bound, Tensor):
-        return None if is_wrapped(bound) else float(bound.detach())
-    return bound

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from equipoise.core.registry import choose
 from equipoise.core.validate import require_fraction, require_positive
-from equipoise.layers.cell import Cell
+from equipoise.layers.cell import Cell, as_number
+from equipoise.layers.certificate import Certificate, averaged
+from equipoise.layers.problem import Problem
 from equipoise.prox.regularizer import Regularizer, as_regularizer
 
 __all__ = ["ChangeOfVariable", "Regularized", "Skip"]
@@ -21,6 +23,8 @@ Operation = Literal["auto", "gradient", "prox"]
 
 class _Change(Cell):
     """A cell around a cell, which it asks for everything that it does not change."""
+
+    same_equilibria: bool = True  # one to one, so that what is proved of them stays true
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
@@ -43,7 +47,33 @@ class _Change(Cell):
         return self.cell.readout(z, context)
 
     def lipschitz(self) -> Tensor | float | None:
-        return self.cell.lipschitz()
+        inner = self.cell.lipschitz()
+        return None if inner is None else self._through(inner)
+
+    def certificate(self) -> Certificate:
+        inner = self.cell.certificate()
+        bound = as_number(self._through(inner.lipschitz))
+        return inner.through(
+            type(self).__name__,
+            math.inf if bound is None else bound,
+            same_equilibria=self.same_equilibria,
+        )
+
+    def _through(self, lipschitz: Tensor | float) -> Tensor | float | None:
+        """The Lipschitz constant of the step, given that of the cell's; None if not known."""
+        return lipschitz
+
+    @property
+    def projects(self) -> bool:
+        return self.cell.projects
+
+    def project_(self) -> None:
+        self.cell.project_()
+
+    def norms(self) -> dict[str, float]:
+        inner = self.cell.norms()
+        # The bound of the whole step is the wrapper's own.
+        return super().norms() if inner.keys() == {"step"} else inner
 
 
 class Skip(_Change):
@@ -65,9 +95,11 @@ class Skip(_Change):
     def step(self, z: Tensor, context: Any) -> Tensor:
         return torch.lerp(z, self.cell.step(z, context), self.alpha)
 
-    def lipschitz(self) -> Tensor | float | None:
-        inner = self.cell.lipschitz()
-        return None if inner is None else self.alpha * inner + 1 - self.alpha
+    def _through(self, lipschitz: Tensor | float) -> Tensor | float:
+        return averaged(lipschitz, self.alpha)
+
+    def problem(self, x: Any) -> Problem:
+        return self.cell.problem(x).skipped(self.alpha)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}"
@@ -85,7 +117,16 @@ class ChangeOfVariable(_Change):
         matrix: `Q`, invertible, for states of shape (batch, m); the identity by default.
         scale: A number other than 0.
         shift: A tensor of the shape of one state, or a number.
+
+    Attributes:
+        conformal: Whether `Q` is a multiple of an orthogonal matrix.
+        stretch: By how much `A` stretches lengths at most.
+        condition: The condition number of `Q`.
     """
+
+    conformal: bool
+    stretch: float
+    condition: float
 
     def __init__(
         self,
@@ -115,7 +156,6 @@ class ChangeOfVariable(_Change):
             torch.tensor(shift, dtype=torch.float64) if isinstance(shift, int | float) else shift
         )
         self.register_buffer("shift", given)
-        self._condition = 1.0
         for name, tensor in (("matrix", matrix), ("shift", given)):
             if tensor is not None and not (
                 isinstance(tensor, Tensor)
@@ -131,20 +171,16 @@ class ChangeOfVariable(_Change):
                 raise ValueError(
                     f"ChangeOfVariable.matrix must be square; got shape {tuple(matrix.shape)}."
                 )
-            values = torch.linalg.svdvals(matrix)
-            if not bool(values[-1] > len(matrix) * torch.finfo(matrix.dtype).eps * values[0]):
+            largest, smallest = _singular_values(matrix)
+            if not smallest > len(matrix) * torch.finfo(matrix.dtype).eps * largest:
                 raise ValueError(
                     "ChangeOfVariable.matrix must be invertible; got singular values from "
-                    f"{values[0]:.3g} down to {values[-1]:.3g}."
+                    f"{largest:.3g} down to {smallest:.3g}."
                 )
             self.matrix = matrix.detach().clone()
             self.inverse = torch.linalg.inv(self.matrix)
-            conformal = bool(
-                values[0] <= values[-1] * (1 + 100 * len(matrix) * torch.finfo(matrix.dtype).eps)
-            )
-            self.symmetric = self.symmetric and conformal
-            # A stretched norm says nothing about the Euclidean one beyond the condition number.
-            self._condition = 1.0 if conformal else float(values[0] / values[-1])
+        _measure(self)
+        self.register_load_state_dict_post_hook(_measure)  # type: ignore[no-untyped-call]
 
     def change(self, z: Tensor) -> Tensor:
         """Return `A(z)`."""
@@ -182,9 +218,30 @@ class ChangeOfVariable(_Change):
     def readout(self, z: Tensor, context: Any) -> Tensor:
         return z
 
-    def lipschitz(self) -> Tensor | float | None:
-        inner = self.cell.lipschitz()
-        return None if inner is None else self._condition * inner
+    def _through(self, lipschitz: Tensor | float) -> Tensor | float:
+        # A stretched norm says nothing about the Euclidean one beyond the condition number.
+        return self.condition * lipschitz
+
+    def problem(self, x: Any) -> Problem:
+        return self.cell.problem(x).changed(self)
+
+
+def _singular_values(matrix: Tensor) -> tuple[float, float]:
+    """The largest and the smallest one."""
+    values = torch.linalg.svdvals(matrix.double())
+    return float(values[0]), float(values[-1])
+
+
+def _measure(change: ChangeOfVariable, _: object = None) -> None:
+    """Find out what the matrix of a change of variable does to lengths; again when it is loaded."""
+    largest, smallest, rounding = 1.0, 1.0, 0.0
+    if change.matrix is not None:
+        largest, smallest = _singular_values(change.matrix)
+        rounding = 100 * len(change.matrix) * torch.finfo(change.matrix.dtype).eps
+    change.conformal = largest <= smallest * (1 + rounding)
+    change.stretch = abs(change.scale) * largest
+    change.condition = largest / smallest
+    change.symmetric = change.cell.symmetric and change.conformal
 
 
 class Regularized(_Change):
@@ -203,6 +260,8 @@ class Regularized(_Change):
         operation: `gradient`, `prox`, or `auto`: the proximal map where there is one, as in the
             paper's Table 2.
     """
+
+    same_equilibria = False
 
     def __init__(
         self,
@@ -248,9 +307,11 @@ class Regularized(_Change):
             )
         return None if curvature is None or self.by_prox else 1 + self.strength * curvature
 
-    def lipschitz(self) -> Tensor | float | None:
-        inner, factor = self.cell.lipschitz(), self.factor
-        return None if inner is None or factor is None else factor * inner
+    def _through(self, lipschitz: Tensor | float) -> Tensor | float | None:
+        return None if self.factor is None else self.factor * lipschitz
+
+    def problem(self, x: Any) -> Problem:
+        return self.cell.problem(x).regularized(self)
 
     def extra_repr(self) -> str:
         return (

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.core.tree import to_numpy
-from equipoise.families.opteq.objective import Objective
+from equipoise.layers import Minimization
 from equipoise.solvers import Trace
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ BLUE, ORANGE, GREEN = "#1f5fa8", "#d9730d", "#2f7d4f"
 
 
 def plot_objective(
-    objective: Objective, trace: Trace | None, path: str | Path | None = None
+    objective: Minimization, trace: Trace | None, path: str | Path | None = None
 ) -> Figure:
     """Draw how objective, merit function and residual fall along a solve: a thin line for each sample, a thick one for the median.
 
@@ -36,25 +35,23 @@ def plot_objective(
         path: Where to save the picture, if anywhere; the ending says in which format.
     """
     given: object = objective
-    if not isinstance(given, Objective):
+    if not isinstance(given, Minimization):
         raise ValueError(
-            "plot_objective.objective must be the Objective of a layer; got "
-            f"{type(given).__name__}. Several layers minimise no "
-            "function; see DeepObjective.inclusion."
+            "plot_objective.objective must be a problem with a function that the equilibrium "
+            f"minimises, as that of one OptEq layer has; got {type(given).__name__}."
         )
     figure = _figure()
     found = objective.descent(trace)
+    assert found is not None  # as the function that is minimised falls
     assert trace is not None  # which descent has refused
-    best = objective.minimizer(trace.state[-1])
-    lowest = (
-        to_numpy(objective.on_step(best)).reshape(1, -1),
-        to_numpy(objective.merit(best)).reshape(1, -1),
-    )
+    lowest = objective.along([objective.minimizer(trace.state[-1])])
     left, right = figure.subplots(1, 2)
     for values, least, colour, label in (
-        (found.value, lowest[0], BLUE, "objective at f(z), above its minimum"),
-        (found.merit, lowest[1], ORANGE, "merit function at z, above its minimum"),
+        (found.value, lowest.value, BLUE, "objective at f(z), above its minimum"),
+        (found.merit, lowest.merit, ORANGE, "merit function at z, above its minimum"),
     ):
+        if values is None or least is None:
+            continue
         excess = values - least
         smallest = 1e-15 * np.maximum(np.abs(least), np.abs(values[0]))
         _lines(left, np.where(excess > smallest, excess, np.nan), colour, label)

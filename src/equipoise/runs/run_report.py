@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from equipoise.analysis.certificate import certify
+from equipoise.analysis import certify, objective
 from equipoise.core import write_atomically
 from equipoise.data import DataError, Dataset
 from equipoise.engine import read_metrics
-from equipoise.families.opteq.objective import objective
 from equipoise.layers import Equilibrium
 from equipoise.models import Model
 from equipoise.report import MaskSample, RunReport, SolvePath, render_report
@@ -105,8 +104,9 @@ def _solve(layer: Equilibrium, features: Tensor) -> SolvePath:
     try:
         problem = objective(exact, features)
         description = problem.describe()
-        if hasattr(problem, "descent"):
-            path = problem.descent(exact.last.trace).value[:, 0]
+        descent = problem.descent(exact.last.trace)
+        if descent is not None:
+            path = descent.value[:, 0]
             value = [float(each) for each in path - path[-1]]
     except ValueError as error:  # layers that solve no problem that one can write down say so
         description = str(error)

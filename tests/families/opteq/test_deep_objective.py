@@ -10,7 +10,8 @@ from scipy.linalg import block_diag
 from scipy.optimize import minimize
 from torch import Tensor
 
-from equipoise.families.opteq import DeepObjective, OptEqConv2d, objective
+from equipoise.analysis import objective
+from equipoise.families.opteq import DeepObjective, OptEqConv2d
 from equipoise.layers import ChangeOfVariable, Equilibrium, Regularized, Skip
 
 

@@ -7,13 +7,8 @@ import torch
 from torch import nn
 
 from equipoise import SAM, Cell, ConvergenceError, Equilibrium, FixedPoint, Unrolled
-from equipoise.families.opteq import (
-    OptEq,
-    OptEqCell,
-    OptEqConv2d,
-    project_norms,
-    project_norms_after,
-)
+from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d
+from equipoise.layers import project_norms, project_norms_after
 from equipoise.prox import MatrixActivation
 
 
@@ -437,14 +432,15 @@ def test_layer_trains_with_plain_iteration_and_control():
             "OptEq.solver must be an object for SAM, which needs a regulariser; got 'sam'. "
             "Write SAM('l2').",
         ),
-        (lambda: project_norms([]), "project.module must be a module; got list."),
+        (lambda: project_norms([]), "project_norms.module must be a module; got list."),
         (
             lambda: OptEqConv2d(3, 4, 5)(torch.randn(3, 6, 6)),
             "OptEqConv2d input must have shape (batch, 3, height, width); got (3, 6, 6).",
         ),
         (
             lambda: project_norms(nn.Linear(2, 2)),
-            "project.module must hold an OptEq with norm='project'; got none.",
+            "project_norms.module must hold a cell that projects its weights, such as OptEq's "
+            "with norm='project'; got none.",
         ),
     ],
 )

@@ -11,7 +11,8 @@ from samples import Explicit, arrays, opteq
 from scipy.optimize import minimize
 from torch import Tensor
 
-from equipoise.families.opteq import Objective, OptEq, objective
+from equipoise.analysis import objective
+from equipoise.families.opteq import Objective, OptEq
 from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized, Skip
 from equipoise.prox.regularizer import Custom
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import equipoise.families.opteq.conjugate
 import equipoise.families.opteq.potential
-from equipoise.analysis import certify
+from equipoise.analysis import certify, objective
 from equipoise.core.errors import ConvergenceError
-from equipoise.families.opteq import DeepObjective, Objective, OptEq, OptEqConv2d, objective
+from equipoise.families.opteq import DeepObjective, Objective, OptEq, OptEqConv2d
 from equipoise.families.opteq.conjugate import conjugate
 from equipoise.layers import Cell, Equilibrium
 from equipoise.prox import ACTIVATIONS, MatrixActivation
@@ -509,7 +509,7 @@ class Foreign(Cell):
 def test_objective_refuses_what_it_does_not_know() -> None:
     with pytest.raises(
         ValueError,
-        match=r"must have an OptEqCell, perhaps within Skip, ChangeOfVariable and Regularized.*got Foreign",
+        match=r"^No problem is known for Foreign\.$",
     ):
         objective(Equilibrium(Foreign()), normal(2, 3))
     with pytest.raises(
@@ -588,11 +588,11 @@ def test_objective_refuses_inputs_that_the_layer_refuses_and_weights_that_are_no
     layer.layers.operators[0].scale_(float("nan"))
     with pytest.raises(
         ValueError,
-        match=r"^objective.layer must have finite weights; got NaN or infinity in layer 1\.$",
+        match=r"^objective.layer must have finite weights; got NaN or infinity in operators.0.weight\.$",
     ):
         objective(layer, torch.zeros(2, 6))
     with pytest.raises(
         ValueError,
-        match=r"^certify.layer must have finite weights; got NaN or infinity in layer 1\.$",
+        match=r"^certify.layer must have finite weights; got NaN or infinity in operators.0.weight\.$",
     ):
         certify(layer)

@@ -1,6 +1,6 @@
 """OptEq: equilibrium networks whose equilibrium minimises a convex function."""
 
-from equipoise.families.opteq.cell import FrozenLayer, OptEqCell, project_norms, project_norms_after
+from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.convert import (
     Blocks,
@@ -13,13 +13,11 @@ from equipoise.families.opteq.convert import (
 from equipoise.families.opteq.deep_objective import DeepObjective, WideLimit
 from equipoise.families.opteq.layer import OptEq
 from equipoise.families.opteq.models import OptEqOptions, SolveOptions
-from equipoise.families.opteq.objective import Descent, Objective, QuadraticProgram, objective
+from equipoise.families.opteq.objective import Objective, QuadraticProgram
 
 __all__ = [
     "Blocks",
     "DeepObjective",
-    "Descent",
-    "FrozenLayer",
     "HiddenUnits",
     "Objective",
     "OptEq",
@@ -29,9 +27,6 @@ __all__ = [
     "QuadraticProgram",
     "SolveOptions",
     "WideLimit",
-    "objective",
-    "project_norms",
-    "project_norms_after",
     "to_blocks",
     "to_hidden_units",
     "to_opteq",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,74 +14,21 @@ from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Shared
 from equipoise.core.validate import require_positive
+from equipoise.families.opteq.objective import state_problem
+from equipoise.families.opteq.potential import FrozenLayer
 from equipoise.layers.cell import Cell
+from equipoise.layers.certificate import Certificate, Factor, Link, averaged
+from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded, plus
 from equipoise.prox.activation import Activation
 from equipoise.solvers.problem import Linearization
 
-__all__ = ["FrozenLayer", "Norm", "OptEqCell", "project_norms", "project_norms_after"]
+__all__ = ["Norm", "OptEqCell"]
 
 Norm = Literal["none", "scale", "project"]
 
 BOUND = 0.99
 """How large the norms of controlled weights may become, by default: a contraction with a margin that float32 can see."""
-
-
-@dataclass(frozen=True)
-class FrozenLayer:
-    """One layer of an OptEq at fixed weights and input, `F(z) = alpha f(z) + (1 - alpha) z` (OptEq, eq. 6).
-
-    `f(z) = (1/mu) W^T s(W z + c)` is the gradient of the convex `psi` and the proximal map of
-    `phi = psi* - |.|^2/2` if `mu >= L_s |W|^2` (OptEq, Theorem 1).
-
-    Attributes:
-        operator: What `W` is.
-        weights: Its weights, after norm control.
-        activation: `s`.
-        c: `U x + b`, batch first.
-        alpha: Share of the new value, in (0, 1].
-        mu: The scale.
-    """
-
-    operator: Operator
-    weights: OperatorWeights
-    activation: Activation
-    c: Tensor
-    alpha: Tensor | float
-    mu: float
-
-    def pre_activation(self, z: Tensor) -> Tensor:
-        """Return `W z + c`."""
-        return self.operator.apply_with(self.weights, z) + self.c
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Return `W^T y`."""
-        return self.operator.adjoint_with(self.operator.transposed(self.weights), y)
-
-    def prox(self, z: Tensor) -> Tensor:
-        """Return `f(z)`, the proximal map of `phi` at `z`."""
-        return self.adjoint(self.activation(self.pre_activation(z))) / self.mu
-
-    def step(self, z: Tensor) -> Tensor:
-        """Return `F(z)`."""
-        return self.alpha * self.prox(z) + (1 - self.alpha) * z
-
-    def psi(self, z: Tensor) -> Tensor:
-        """Return `psi(z) = (1/mu) 1^T S(W z + c)`, whose gradient is `f`; shape (batch,)."""
-        return (
-            self.activation.potential(self.pre_activation(z)).reshape(z.shape[0], -1).sum(dim=1)
-            / self.mu
-        )
-
-    def norm(self) -> Tensor:
-        """Return a proven upper bound of `|W|`."""
-        return self.operator.bound(self.weights)
-
-    def lipschitz(self) -> Tensor:
-        """Return a proven upper bound of the Lipschitz constant of `F`: `alpha L_s |W|^2/mu + 1 - alpha`."""
-        return self.alpha * (self.activation.slopes[1] * self.norm().square() / self.mu) + (
-            1 - self.alpha
-        )
 
 
 class OptEqCell(Cell):
@@ -198,12 +144,45 @@ class OptEqCell(Cell):
                 made[layer] = operator.scaled(weights, limit / bound)
         return made
 
-    def norms(self) -> list[Tensor]:
+    @torch.no_grad()
+    def norms(self) -> dict[str, float]:
         """Return a proven upper bound of `|W_l|` for each layer, after norm control."""
-        return [
-            operator.bound(weights)
-            for operator, weights in zip(self._operators, self.effective_weights(), strict=True)
-        ]
+        pairs = zip(self._operators, self.effective_weights(), strict=True)
+        return {
+            str(layer): float(operator.bound(weights))
+            for layer, (operator, weights) in enumerate(pairs, start=1)
+        }
+
+    @torch.no_grad()
+    def certificate(self) -> Certificate:
+        """Return `prod_l (alpha_l L_s |W_l|^2/mu + 1 - alpha_l)` with all that it is made of."""
+        factors = []
+        for layer, (operator, weights, activation, alpha) in enumerate(
+            zip(
+                self._operators,
+                self.effective_weights(),
+                self.activations,
+                self.alpha,
+                strict=True,
+            ),
+            start=1,
+        ):
+            norm = float(operator.bound(tuple(weight.double() for weight in weights)))
+            smoothness = activation.slopes[1] * norm**2 / self.mu
+            factors.append(Factor(f"layer {layer}", averaged(smoothness, float(alpha)), norm))
+        bound = math.prod(factor.value for factor in factors)
+        return Certificate(
+            (Link(type(self).__name__, bound),),
+            tuple(factors),
+            remedy="Call project_norms after each optimiser step."
+            if self.projects
+            else "Use norm='scale', or norm='project' with project_norms.",
+        )
+
+    def problem(self, x: Tensor) -> Problem:
+        """Return the convex problem of one layer, or the inclusion of several, at the input `x`."""
+        with torch.no_grad():
+            return state_problem(self.frozen_layers(x))
 
     def _known_bound(self, layer: int, weights: OperatorWeights) -> Tensor | None:
         """The bound of a layer's norm, if the weights are those that it was computed for."""
@@ -308,7 +287,11 @@ class OptEqCell(Cell):
         shares = [
             float(alpha.detach()) if isinstance(alpha, Tensor) else alpha for alpha in self.alpha
         ]
-        return math.prod(alpha * self.bound**2 + 1 - alpha for alpha in shares)
+        return math.prod(averaged(self.bound**2, alpha) for alpha in shares)
+
+    @property
+    def projects(self) -> bool:
+        return self.norm == "project"
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -390,28 +373,3 @@ def _linear(value: Tensor, slopes: list[Tensor], linear: list[_Factor]) -> Linea
         ),
         graph=value if value.requires_grad else None,
     )
-
-
-def project_norms(module: nn.Module) -> None:
-    """Divide the weights of every OptEq in `module` with `norm="project"` whose norm is larger than its bound allows, in place.
-
-    Call it after each optimiser step, or let `project_norms_after` do that.
-    """
-    given: object = module
-    if not isinstance(given, nn.Module):
-        raise ValueError(f"project.module must be a module; got {type(given).__name__}.")
-    cells = [
-        part for part in module.modules() if isinstance(part, OptEqCell) and part.norm == "project"
-    ]
-    if not cells:
-        raise ValueError("project.module must hold an OptEq with norm='project'; got none.")
-    for cell in cells:
-        cell.project_()
-
-
-def project_norms_after(
-    optimizer: torch.optim.Optimizer, module: nn.Module
-) -> torch.utils.hooks.RemovableHandle:
-    """Call `project_norms(module)` now and after each step of `optimizer`; return a handle whose `remove()` ends that."""
-    project_norms(module)
-    return optimizer.register_step_post_hook(lambda *_: project_norms(module))

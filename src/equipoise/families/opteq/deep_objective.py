@@ -11,7 +11,8 @@ from torch import Tensor
 
 from equipoise.core.tree import row_norm
 from equipoise.families.opteq.conjugate import envelope, invert, objective_value
-from equipoise.families.opteq.layer_problem import Reading
+from equipoise.families.opteq.layer_problem import LayerProblem, OptEqProblem
+from equipoise.layers.certificate import averaged
 
 __all__ = ["DeepObjective", "WideLimit"]
 
@@ -28,7 +29,7 @@ class WideLimit(NamedTuple):
     residual: Tensor
 
 
-class DeepObjective:
+class DeepObjective(OptEqProblem):
     """The problem of an OptEq of several layers, `z = F_L o ... o F_1(z)`, `F_l = alpha_l f_l + (1 - alpha_l) I` (Theorem 2).
 
     Its blocks `z_l = F_l(z_(l-1))`, with `z_0 = z_L` last, solve `0 in dPhi(z~) + (I - P) z~`,
@@ -46,20 +47,19 @@ class DeepObjective:
     `A(z)`. Numbers have shape (batch,). Made by `objective`.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._potentials = reading.potentials
-        self._term = reading.term
+    def __init__(self, statement: LayerProblem) -> None:
+        super().__init__(statement)
+        self._potentials = statement.potentials
 
     @property
     def alphas(self) -> tuple[float, ...]:
         """The share of the new value in each layer."""
-        return self._reading.alphas
+        return self._statement.alphas
 
     @torch.no_grad()
     def blocks(self, z: Tensor) -> list[Tensor]:
         """Return `[z_1, ..., z_(L-1), z_0]` for the layer's state `z` (OptEq, Lemma 3)."""
-        last = self._reading.enter(z, "DeepObjective.blocks.z")
+        last = self._statement.enter(z, "DeepObjective.blocks.z")
         found, w = [], last if self._term is None else self._term.step(last)
         for layer in range(len(self._potentials) - 1):
             w = self._layer(layer, w)
@@ -101,7 +101,7 @@ class DeepObjective:
 
         One number for the batch if it couples the samples. It is no part of `Phi`; see the class.
         """
-        w = self._reading.enter(z, "DeepObjective.regularization.z")
+        w = self._statement.enter(z, "DeepObjective.regularization.z")
         return torch.zeros_like(w[:, 0]) if self._term is None else self._term.value(w)
 
     @torch.no_grad()
@@ -166,7 +166,7 @@ class DeepObjective:
                 "wide_limit must be asked of layers without a regulariser, whose step would "
                 "not shrink with alpha."
             )
-        w = self._reading.enter(y, "DeepObjective.wide_limit.y")
+        w = self._statement.enter(y, "DeepObjective.wide_limit.y")
         mean = sum(self.alphas) / len(self.alphas)
         value, slope = torch.zeros_like(w[:, 0]), torch.zeros_like(w)
         for potential, alpha in zip(self._potentials, self.alphas, strict=True):
@@ -179,7 +179,7 @@ class DeepObjective:
         count = len(self._potentials)
         shares = sorted({f"{alpha:.3g}" for alpha in self.alphas})
         factor = math.prod(
-            alpha * own.smoothness + 1 - alpha
+            averaged(own.smoothness, alpha)
             for own, alpha in zip(self._potentials, self.alphas, strict=True)
         )
         lines = [

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.core.validate import require_count, require_positive
-from equipoise.families.opteq.cell import BOUND, FrozenLayer, Norm, OptEqCell
+from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
+from equipoise.families.opteq.potential import FrozenLayer
 from equipoise.gradients.base import Gradient
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
 from equipoise.layers.wrappers import Regularized

@@ -1,21 +1,20 @@
-"""Which problem a layer stands for: its proximal maps, and what the changes around them do to it (OptEq, Table 1)."""
+"""Which problem a layer solves: its proximal maps, and what wrappers make of them (OptEq, Table 1)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from equipoise.families.opteq.cell import OptEqCell
-from equipoise.families.opteq.layer import OptEqLayer
-from equipoise.families.opteq.potential import Potential
-from equipoise.layers import Cell, ChangeOfVariable, Equilibrium, Regularized, Skip
+from equipoise.families.opteq.potential import FrozenLayer, Potential
+from equipoise.layers import ChangeOfVariable, Problem, Regularized
 from equipoise.prox import AbsoluteSum, NuclearNorm, SquaredNorm
 
-__all__ = ["Reading", "Term", "changes_of", "read", "require_finite", "stretch"]
+__all__ = ["LayerProblem", "OptEqProblem", "Term", "state_layers"]
 
 FORMULAS: dict[type, str] = {
     SquaredNorm: "|z|^2/2",
@@ -71,7 +70,7 @@ class Term:
 
     @property
     def _factor(self) -> float:
-        return math.prod(stretch(change)[1] ** 2 for change in self.inner)
+        return math.prod(change.stretch**2 for change in self.inner)
 
     @property
     def formula(self) -> str:
@@ -89,7 +88,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Reading:
+class LayerProblem:
     """A layer's problem at one input.
 
     Attributes:
@@ -98,12 +97,14 @@ class Reading:
             regulariser sees.
         term: What a regulariser adds, if there is one.
         changes: All changes of variable, outermost first: `w = A(z)` is the innermost cell's state.
+        skipped: Whether there is a skip connection around the layers.
     """
 
     potentials: tuple[Potential, ...]
     alphas: tuple[float, ...]
-    term: Term | None
-    changes: tuple[ChangeOfVariable, ...]
+    term: Term | None = None
+    changes: tuple[ChangeOfVariable, ...] = ()
+    skipped: bool = False
 
     def enter(self, z: Tensor, owner: str) -> Tensor:
         """Return a state of the layer as one of the innermost cell: float64, one row for each sample."""
@@ -124,45 +125,52 @@ class Reading:
             z = change.invert(z)
         return z
 
-
-def changes_of(owner: str, layer: Equilibrium) -> tuple[list[Cell], OptEqCell]:
-    """Return the changes around an OptEq's cell, innermost first, and the cell; refuse everything else."""
-    given: object = layer
-    if not isinstance(given, Equilibrium):
-        raise ValueError(
-            f"{owner}.layer must be an Equilibrium, such as OptEq or OptEqConv2d; got "
-            f"{type(given).__name__}. "
-            + (
-                "Wrap it: Equilibrium(cell)."
-                if isinstance(given, Cell)
-                else "Give the layer inside it, such as model.equilibrium."
+    def refuse_unknown(self) -> None:
+        """Raise if nothing is known of the problem with a regulariser outside of everything."""
+        problem = ""
+        if self.term is not None:
+            problem = (
+                "a second Regularized outside of a first; add the two functions to one regulariser"
             )
-        )
-    found: list[Cell] = []
-    cell: object = layer.cell
-    while isinstance(cell, Skip | ChangeOfVariable | Regularized):
-        found.insert(0, cell)
-        cell = cell.cell
-    if not isinstance(cell, OptEqCell):
-        raise ValueError(
-            f"{owner}.layer must have an OptEqCell, perhaps within Skip, ChangeOfVariable and "
-            "Regularized, as its cell; got "
-            f"{type(cell).__name__}, of which nothing is known."
-        )
-    return found, cell
-
-
-def require_finite(owner: str, cell: OptEqCell) -> None:
-    """Raise if a weight is not finite, of which nothing can be said."""
-    for place, operator in enumerate(cell.operators, start=1):
-        if not all(bool(weight.isfinite().all()) for weight in operator.parameters()):
+        elif not all(change.conformal for change in self.changes):
+            problem = (
+                "Regularized outside of a ChangeOfVariable that is no multiple of an "
+                "orthogonal map; put it inside"
+            )
+        elif self.skipped and len(self.alphas) > 1:
+            problem = (
+                "Regularized outside of a Skip around several layers; put it inside, or "
+                "give the layers themselves a smaller alpha"
+            )
+        if problem:
             raise ValueError(
-                f"{owner}.layer must have finite weights; got NaN or infinity in layer {place}."
+                f"objective.layer must be built so that its objective is known; got {problem}."
             )
 
 
-def read(layer: Equilibrium, x: Tensor) -> Reading:
-    """Return the problem of a layer at the input `x`.
+def state_layers(layers: Sequence[FrozenLayer]) -> LayerProblem:
+    """Return the problem of layers at one input, without wrappers around them.
+
+    Args:
+        layers: The layers; each must have `mu >= L_s |W|^2`, or it is not a proximal map.
+    """
+    potentials = tuple(map(Potential, layers))
+    for number, (layer, potential) in enumerate(zip(layers, potentials, strict=True), start=1):
+        potential.sharpen()
+        if not potential.smoothness <= 1 + 100 * torch.finfo(layer.c.dtype).eps:
+            needed = potential.smoothness * layer.mu
+            sign = "<=" if potential.matrix is None else "="
+            raise ValueError(
+                "objective.layer must have mu >= L_s |W|^2 in each of its layers, or it is "
+                "not a proximal map (OptEq, Theorem 1); "
+                f"got L_s |W|^2 {sign} {needed:.6g} for mu = {layer.mu:.6g} in layer {number}. "
+                f"Use norm='scale', or mu={math.ceil(100 * needed) / 100}."
+            )
+    return LayerProblem(potentials, tuple(float(layer.alpha) for layer in layers))
+
+
+class OptEqProblem(Problem):
+    """What the problems of one and of several layers share: what wrappers make of them.
 
     Skips leave the fixed points as they are, but a regulariser outside of a skip sees
     `alpha M_phi^(1 - alpha)`. Refused, because no objective is known: two regularisers (the second
@@ -170,68 +178,26 @@ def read(layer: Equilibrium, x: Tensor) -> Reading:
     conformal (it would need `A^T A grad R` to be a gradient), and one outside of a skip around
     several layers.
     """
-    found, cell = changes_of("objective", layer)
-    require_finite("objective", cell)
-    if isinstance(layer, OptEqLayer):
-        layer.check(x)
-    with torch.no_grad():
-        frozen_layers = cell.frozen_layers(x)
-        potentials = tuple(Potential(unit) for unit in frozen_layers)
-        alphas = [float(unit.alpha) for unit in frozen_layers]
-    for place, (unit, potential) in enumerate(zip(frozen_layers, potentials, strict=True), start=1):
-        potential.sharpen()
-        if not potential.smoothness <= 1 + 100 * torch.finfo(unit.c.dtype).eps:
-            needed, sign = potential.smoothness * unit.mu, "<=" if potential.matrix is None else "="
-            raise ValueError(
-                "objective.layer must have mu >= L_s |W|^2 in each of its layers, or it is "
-                "not a proximal map (OptEq, Theorem 1); "
-                f"got L_s |W|^2 {sign} {needed:.6g} for mu = {unit.mu:.6g} in layer {place}. "
-                f"Use norm='scale', or mu={math.ceil(100 * needed) / 100}."
-            )
-    term: Term | None = None
-    turns: list[ChangeOfVariable] = []
-    skipped = False
-    for change in found:
-        if isinstance(change, ChangeOfVariable):
-            turns.insert(0, change)
-        elif isinstance(change, Skip) and term is None:
-            skipped = True
-            alphas = [alpha * change.alpha for alpha in alphas] if len(alphas) == 1 else alphas
-        elif isinstance(change, Regularized):
-            _refuse_unknown(term, turns, skipped and len(alphas) > 1)
-            term = Term(change, tuple(turns), potentials[0].shape)
-    if term is not None and len(turns) > len(term.inner):
-        term = replace(term, outer=True)
-    return Reading(potentials, tuple(alphas), term, tuple(turns))
 
+    def __init__(self, statement: LayerProblem) -> None:
+        self._statement = statement
+        self._term = statement.term
 
-def _refuse_unknown(term: Term | None, turns: Sequence[ChangeOfVariable], skipped: bool) -> None:
-    problem = ""
-    if term is not None:
-        problem = (
-            "a second Regularized outside of a first; add the two functions to one regulariser"
-        )
-    elif not all(stretch(turn)[0] for turn in turns):
-        problem = (
-            "Regularized outside of a ChangeOfVariable that is no multiple of an "
-            "orthogonal map; put it inside"
-        )
-    elif skipped:
-        problem = (
-            "Regularized outside of a Skip around several layers; put it inside, or "
-            "give the layers themselves a smaller alpha"
-        )
-    if problem:
-        raise ValueError(
-            f"objective.layer must be built so that its objective is known; got {problem}."
-        )
+    def skipped(self, alpha: float) -> Self:
+        own = self._statement
+        if own.term is not None:
+            return self
+        several = len(own.alphas) > 1
+        alphas = own.alphas if several else (own.alphas[0] * alpha,)
+        return type(self)(replace(own, alphas=alphas, skipped=True))
 
+    def changed(self, change: ChangeOfVariable) -> Self:
+        own = self._statement
+        term = None if own.term is None else replace(own.term, outer=True)
+        return type(self)(replace(own, changes=(change, *own.changes), term=term))
 
-def stretch(change: ChangeOfVariable) -> tuple[bool, float, float]:
-    """Return whether a change of variable is conformal, by how much it stretches lengths at most, and its condition number."""
-    if change.matrix is None:
-        return True, abs(change.scale), 1.0
-    values = torch.linalg.svdvals(change.matrix.double())
-    most, least = float(values[0]), float(values[-1])
-    conformal = most <= least * (1 + 100 * len(values) * torch.finfo(change.matrix.dtype).eps)
-    return conformal, abs(change.scale) * most, most / least
+    def regularized(self, wrapper: Regularized) -> Self:
+        own = self._statement
+        own.refuse_unknown()
+        term = Term(wrapper, own.changes, own.potentials[0].shape)
+        return type(self)(replace(own, term=term))

@@ -14,42 +14,25 @@ from equipoise.core.errors import ConvergenceError
 from equipoise.core.tree import row_norm, to_numpy
 from equipoise.families.opteq.conjugate import envelope, objective_value
 from equipoise.families.opteq.deep_objective import DeepObjective
-from equipoise.families.opteq.layer_problem import Reading, read
-from equipoise.layers import Equilibrium
+from equipoise.families.opteq.layer_problem import LayerProblem, OptEqProblem, state_layers
+from equipoise.families.opteq.potential import FrozenLayer
+from equipoise.layers import Descent
 from equipoise.prox import HardTanh, Identity, ReLU
 from equipoise.solvers import Newton, Stop, Trace, solve
 
-__all__ = ["Descent", "Objective", "QuadraticProgram", "objective"]
+__all__ = ["Objective", "QuadraticProgram", "state_problem"]
 
 
-def objective(layer: Equilibrium, x: Tensor) -> Objective | DeepObjective:
-    """Return the problem that the equilibria of `layer` at the input `x` solve.
+def state_problem(layers: Sequence[FrozenLayer]) -> Objective | DeepObjective:
+    """Return what the equilibria of one or several layers at one input solve.
 
     Everything is computed in float64, at the weights of this moment, and records no gradients.
 
     Args:
-        layer: An `OptEq`, an `OptEqConv2d`, or an `Equilibrium` whose cell is an `OptEqCell`,
-            perhaps within the changes `Skip`, `ChangeOfVariable` and `Regularized`. Each of its
-            layers must have `mu >= L_s |W|^2`.
-        x: The layer's input, batch first.
+        layers: The layers; each must have `mu >= L_s |W|^2`.
     """
-    reading = read(layer, x)
-    return Objective(reading) if len(reading.potentials) == 1 else DeepObjective(reading)
-
-
-@dataclass(frozen=True)
-class Descent:
-    """How a solve went down, as arrays of shape (looks, batch), or (looks, 1) for samples that are coupled.
-
-    Attributes:
-        value: The objective at the step from each iterate, `on_step`.
-        merit: The merit function at each iterate.
-        residual: Relative residuals `|f(z) - z|/|f(z)|`, shape (looks, batch) always.
-    """
-
-    value: np.ndarray
-    merit: np.ndarray
-    residual: np.ndarray
+    statement = state_layers(layers)
+    return Objective(statement) if len(layers) == 1 else DeepObjective(statement)
 
 
 @dataclass(frozen=True)
@@ -71,7 +54,7 @@ class QuadraticProgram:
     back: np.ndarray
 
 
-class Objective:
+class Objective(OptEqProblem):
     """The convex function `phi = psi* - |.|^2/2` that an OptEq of one layer minimises (OptEq, Theorem 1 and Table 1).
 
     `psi(z) = (1/mu) 1^T S(W z + c)` with `c = U x + b` and the potential `S` of the activation; the
@@ -93,11 +76,10 @@ class Objective:
     Made by `objective`.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        (self._potential,) = reading.potentials
-        (self._alpha,) = reading.alphas
-        self._term = reading.term
+    def __init__(self, statement: LayerProblem) -> None:
+        super().__init__(statement)
+        (self._potential,) = statement.potentials
+        (self._alpha,) = statement.alphas
 
     @torch.no_grad()
     def value(self, z: Tensor, tolerance: float | None = None) -> Tensor:
@@ -114,7 +96,7 @@ class Objective:
                 square root of the machine epsilon of `z`. The iterates of a solve may lie farther
                 out, on the wrong side of the edge of the domain: use `on_step` for them.
         """
-        w = self._reading.enter(z, "Objective.value.z")
+        w = self._statement.enter(z, "Objective.value.z")
         if self._term is not None and self._alpha < 1:
             return self._total(self._alpha * envelope(self._potential, w, 1 - self._alpha), w)
         tolerance = math.sqrt(torch.finfo(z.dtype).eps) if tolerance is None else tolerance
@@ -123,7 +105,7 @@ class Objective:
     @torch.no_grad()
     def step(self, y: Tensor) -> Tensor:
         """Return `f(y)`, the proximal map of `phi`; with a regulariser, the layer's whole step, skip connection included."""
-        return self._reading.leave(self._step(self._reading.enter(y, "Objective.step.y")))
+        return self._statement.leave(self._step(self._statement.enter(y, "Objective.step.y")))
 
     def _step(self, w: Tensor) -> Tensor:
         if self._term is None:
@@ -137,7 +119,7 @@ class Objective:
         `phi(f(y)) = <f(y), y> - psi(y) - |f(y)|^2/2`, by Fenchel and Young's equality. It is finite
         for every `y`.
         """
-        w = self._reading.enter(y, "Objective.on_step.y")
+        w = self._statement.enter(y, "Objective.on_step.y")
         if self._term is None:
             return self._potential.at_step(w)
         before = self._term.step(w)
@@ -154,7 +136,7 @@ class Objective:
         (Patrinos & Bemporad, 2013), `alpha h(z - grad g(z)) + g(z) - |grad g(z)|^2/2`, which equals
         the objective at its minimisers.
         """
-        w = self._reading.enter(z, "Objective.merit.z")
+        w = self._statement.enter(z, "Objective.merit.z")
         if self._term is None:
             return self._potential.merit(w)
         before = self._term.step(w)
@@ -172,13 +154,13 @@ class Objective:
         """
         if not 0 < t <= 1:
             raise ValueError(f"Objective.envelope.t must be in (0, 1]; got {t}.")
-        return envelope(self._potential, self._reading.enter(z, "Objective.envelope.z"), t)
+        return envelope(self._potential, self._statement.enter(z, "Objective.envelope.z"), t)
 
     @torch.no_grad()
     def minimizer_gap(self, z: Tensor) -> Tensor:
         """Return `|step(z) - z|` for each sample, zero exactly at the minimisers."""
-        w = self._reading.enter(z, "Objective.minimizer_gap.z")
-        return row_norm((self._reading.leave(self._step(w)) - z).flatten(1))
+        w = self._statement.enter(z, "Objective.minimizer_gap.z")
+        return row_norm((self._statement.leave(self._step(w)) - z).flatten(1))
 
     @torch.no_grad()
     def minimizer(self, start: Tensor | None = None) -> Tensor:
@@ -191,7 +173,7 @@ class Objective:
         w = (
             potential.adjoint(torch.zeros_like(potential.c))
             if start is None
-            else self._reading.enter(start, "Objective.minimizer.start")
+            else self._statement.enter(start, "Objective.minimizer.start")
         )
         coupled = self._term is not None and self._term.coupled
         found = solve(
@@ -207,7 +189,7 @@ class Objective:
                 f"Objective.minimizer was not found: {found!r}. Start nearer, at the layer's "
                 "output."
             )
-        return self._reading.leave(found.value)
+        return self._statement.leave(found.value)
 
     def quadratic_program(self, sample: int = 0) -> QuadraticProgram:
         """Return the problem in the hidden values `q = s(W z + c)`, for a check by another solver.
@@ -264,9 +246,9 @@ class Objective:
         value, merit = (torch.stack([one(z) for z in states]) for one in (self.on_step, self.merit))
         rows = len(value)
         return Descent(
-            to_numpy(value.reshape(rows, -1)),
-            to_numpy(merit.reshape(rows, -1)),
-            to_numpy(residual.detach().double()),
+            value=to_numpy(value.reshape(rows, -1)),
+            residual=to_numpy(residual.detach().double()),
+            merit=to_numpy(merit.reshape(rows, -1)),
         )
 
     def _total(self, own: Tensor, w: Tensor) -> Tensor:
@@ -291,7 +273,7 @@ class Objective:
 
     def describe(self) -> str:
         """Return the problem in sentences."""
-        potential, term, changes = self._potential, self._term, self._reading.changes
+        potential, term, changes = self._potential, self._term, self._statement.changes
         own, skip = self._own()
         mu = "" if potential.mu == 1 else f"(1/{potential.mu:g}) "
         lines = [
@@ -329,7 +311,7 @@ class Objective:
 
     def _own(self) -> tuple[str, float]:
         """The layer's part of the objective, and the share of the new value that matters for it."""
-        at = "A(z)" if self._reading.changes else "z"
+        at = "A(z)" if self._statement.changes else "z"
         skip = 1.0 if self._term is None else self._alpha
         return (f"phi({at})" if skip == 1 else f"{skip:g} M_phi^{1 - skip:.3g}({at})"), skip
 

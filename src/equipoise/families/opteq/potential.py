@@ -3,21 +3,77 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise.families.opteq.cell import FrozenLayer
-from equipoise.operators.operator import Dense, Operator
+from equipoise.layers.certificate import averaged
+from equipoise.operators.operator import Dense, Operator, OperatorWeights
 from equipoise.prox import Activation, Identity, MatrixActivation
 
-__all__ = ["Potential"]
+__all__ = ["FrozenLayer", "Potential"]
 
 DENSE_WIDTH = 512
 """States up to this long have the operator written out as a matrix, which is then factorised instead of iterated with."""
 
 FAR = 1e150
 """Where an activation is at the end of its range, or beyond every number that matters."""
+
+
+@dataclass(frozen=True)
+class FrozenLayer:
+    """One layer of an OptEq at fixed weights and input, `F(z) = alpha f(z) + (1 - alpha) z` (OptEq, eq. 6).
+
+    `f(z) = (1/mu) W^T s(W z + c)` is the gradient of the convex `psi` and the proximal map of
+    `phi = psi* - |.|^2/2` if `mu >= L_s |W|^2` (OptEq, Theorem 1).
+
+    Attributes:
+        operator: What `W` is.
+        weights: Its weights, after norm control.
+        activation: `s`.
+        c: `U x + b`, batch first.
+        alpha: Share of the new value, in (0, 1].
+        mu: The scale.
+    """
+
+    operator: Operator
+    weights: OperatorWeights
+    activation: Activation
+    c: Tensor
+    alpha: Tensor | float
+    mu: float
+
+    def pre_activation(self, z: Tensor) -> Tensor:
+        """Return `W z + c`."""
+        return self.operator.apply_with(self.weights, z) + self.c
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        """Return `W^T y`."""
+        return self.operator.adjoint_with(self.operator.transposed(self.weights), y)
+
+    def prox(self, z: Tensor) -> Tensor:
+        """Return `f(z)`, the proximal map of `phi` at `z`."""
+        return self.adjoint(self.activation(self.pre_activation(z))) / self.mu
+
+    def step(self, z: Tensor) -> Tensor:
+        """Return `F(z)`."""
+        return self.alpha * self.prox(z) + (1 - self.alpha) * z
+
+    def psi(self, z: Tensor) -> Tensor:
+        """Return `psi(z) = (1/mu) 1^T S(W z + c)`, whose gradient is `f`; shape (batch,)."""
+        return (
+            self.activation.potential(self.pre_activation(z)).reshape(z.shape[0], -1).sum(dim=1)
+            / self.mu
+        )
+
+    def norm(self) -> Tensor:
+        """Return a proven upper bound of `|W|`."""
+        return self.operator.bound(self.weights)
+
+    def lipschitz(self) -> Tensor | float:
+        """Return a proven upper bound of the Lipschitz constant of `F`."""
+        return averaged(self.activation.slopes[1] * self.norm().square() / self.mu, self.alpha)
 
 
 class Potential:
@@ -151,5 +207,5 @@ class Potential:
         Their conjugates' smoothness is `k = alpha L_s |W|^2/mu + 1 - alpha`; the modulus is
         `1/k - 1`.
         """
-        smooth = alpha * self.smoothness + 1 - alpha
+        smooth = averaged(self.smoothness, alpha)
         return max(0.0, 1 / smooth - 1) if smooth > 0 else math.inf

@@ -1,0 +1,26 @@
+"""The problem that a layer's equilibria solve."""
+
+from __future__ import annotations
+
+from equipoise.analysis.certificate import require_finite_weights, require_layer
+from equipoise.core.tree import Tree
+from equipoise.layers import Equilibrium, Problem
+
+__all__ = ["objective"]
+
+
+def objective(layer: Equilibrium, x: Tree) -> Problem:
+    """Return the problem that the equilibria of `layer` at the input `x` solve.
+
+    What it offers depends on the family: an OptEq of one layer gives its `Objective`, one of
+    several layers a `DeepObjective`. Raises ValueError if no problem is known.
+
+    Args:
+        layer: An equilibrium layer whose cell knows its problem, perhaps within `Skip`,
+            `ChangeOfVariable` and `Regularized`.
+        x: The layer's input, batch first.
+    """
+    require_layer("objective", layer)
+    require_finite_weights("objective.layer", layer)
+    layer.check(x)
+    return layer.cell.problem(x)
