@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from malformed_checkpoints import MALFORMED
-from malformed_data import ALL, CASES, huge_png, npy, npy_header, npz, picture_bytes
+from malformed_data import ALL, CASES, huge_png, image_bytes, npy, npy_header, npz
 from published import WRITERS, Trap
 
 from equipoise.cli import main
@@ -428,7 +428,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
     shutil.copytree(whole, tmp_path / "run")
-    picture_file(tmp_path / "8.png", picture_bytes(8, 8))
+    picture_file(tmp_path / "8.png", image_bytes(8, 8))
     return tmp_path / "run"
 
 
@@ -694,10 +694,10 @@ def test_report_leaves_out_what_is_no_number(run: Path, capsys: pytest.CaptureFi
 INPUTS: dict[str, tuple[str, bytes | None, str]] = {
     "missing": ("a.png", None, "is not there"),
     "empty picture": ("a.png", b"", "is empty"),
-    "no picture": ("a.png", b"noise", "is not a picture"),
-    "web page": ("a.jpg", b"<html>404</html>", "is not a picture"),
-    "program": ("a.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not a picture"),
-    "cut picture": ("a.png", picture_bytes(50, 60)[:60], "cannot be read|truncated"),
+    "no picture": ("a.png", b"noise", "is not an image"),
+    "web page": ("a.jpg", b"<html>404</html>", "is not an image"),
+    "program": ("a.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is not an image"),
+    "cut picture": ("a.png", image_bytes(50, 60)[:60], "cannot be read|truncated"),
     "huge picture": ("a.png", huge_png(), "too many pixels"),
     "unknown kind": ("a.exe", b"MZ", "must be a picture"),
     "empty array": ("a.npy", b"", "not an array|cannot be read|truncated"),
@@ -728,7 +728,7 @@ INPUTS: dict[str, tuple[str, bytes | None, str]] = {
     "narrow table": ("a.csv", b"1,2\n1,2\n", "samples of shape"),
     "binary table": ("a.csv", b"\xff\xfe\0\0", "cannot be read"),
     "folder of nothing": ("folder", None, "is not there|without pictures"),
-    "terminal escapes": ("\x1b[31m\n.png", b"noise", "is not a picture"),
+    "terminal escapes": ("\x1b[31m\n.png", b"noise", "is not an image"),
 }
 
 

@@ -8,7 +8,7 @@ from equipoise.data import Compose, Dataset, PadCropFlip, ToFloat, batch_count, 
 
 
 def numbered(count: int = 23) -> Dataset:
-    """Pictures that are full of their own number."""
+    """Images that are full of their own number."""
     y = torch.arange(count)
     x = y.to(torch.uint8).reshape(-1, 1, 1, 1).expand(count, 1, 4, 4).contiguous()
     return Dataset(
@@ -122,7 +122,7 @@ def test_batches_transform_ranks_differently() -> None:
         ({"size": 4, "start": 7}, "batches.start must be at most 6, the number of batches; got 7"),
         (
             {"size": 4, "rank": 2, "world": 2},
-            "batches.rank must be a whole number from 0 to 1; got 2",
+            "batches.rank must be at most 1; got 2",
         ),
         ({"size": 4, "world": 0}, "batches.world must be"),
         (

@@ -13,7 +13,7 @@ from published import (
     WRITERS,
     Trap,
     cifar_binary,
-    save_picture,
+    save_image,
     tar_bytes,
     write_camvid,
     write_cityscapes,
@@ -74,7 +74,7 @@ def test_npz_with_pickled_objects_is_refused_and_never_run(tmp_path: Path) -> No
 
 def test_unpacked_size_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_idx(tmp_path, "train")
-    monkeypatch.setattr("equipoise.data.bounded_io.LIMIT", 100)
+    monkeypatch.setattr("equipoise.data.bounded_io.MAX_BYTES", 100)
     with pytest.raises(DataError, match="declares 210 bytes; the limit is 100"):
         load_data("mnist", root=tmp_path)
 
@@ -84,21 +84,21 @@ def test_members_of_archives_have_a_limit(tmp_path: Path, monkeypatch: pytest.Mo
         tar_bytes({"a/test_batch.bin": cifar_binary(X, Y)})
     )
     assert len(load_data("cifar10", "test", root=tmp_path)) == 2
-    monkeypatch.setattr("equipoise.data.cifar._LARGEST", 6000)
+    monkeypatch.setattr("equipoise.data.cifar._MAX_MEMBER_BYTES", 6000)
     with pytest.raises(DataError, match="of 6146 bytes; the limit is 6000"):
         load_data("cifar10", "test", root=tmp_path)
 
 
-def test_pictures_have_a_limit_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_have_a_limit_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_folder(tmp_path, "train")
     monkeypatch.setattr(image_module, "MAX_PIXELS", 29)
-    with pytest.raises(DataError, match="a picture of 6 x 5; the limit is 29 pixels"):
+    with pytest.raises(DataError, match="an image of 6 x 5; the limit is 29 pixels"):
         load_data("image-folder", root=tmp_path)
 
 
 def test_image_folder_refuses_classes_that_training_does_not_have(tmp_path: Path) -> None:
     write_folder(tmp_path, "train")
-    save_picture(tmp_path / "val" / "cat" / "0.png", np.zeros((4, 4, 3)))
+    save_image(tmp_path / "val" / "cat" / "0.png", np.zeros((4, 4, 3)))
     with pytest.raises(DataError, match=r"cat: is a class that .*train does not have"):
         load_data("image-folder", "val", root=tmp_path)
 
@@ -144,7 +144,7 @@ def test_random_damage_gives_data_errors_or_data(name: str, seed: int, tmp_path:
         path.write_bytes(
             data[: random.integers(1, len(data) + 1)] if random.random() < 0.2 else data
         )
-        # Damage may leave sound data, or a sound picture of another size.
+        # Damage may leave sound data, or a sound image of another size.
         with suppress(DataError), only("samples of one shape"):
             load_data(name, split, root=tmp_path).in_memory()
         path.write_bytes(originals[path])

@@ -17,7 +17,7 @@ from published import (
     cifar_content,
     cifar_pickle,
     joined,
-    save_picture,
+    save_image,
     tar_bytes,
     write_camvid,
     write_folder,
@@ -28,8 +28,8 @@ from published import (
 from torch.utils.data import DataLoader
 
 from equipoise.data import DATASETS, DataError, list_data, load_data
+from equipoise.data.csv_table import read_csv
 from equipoise.data.svhn import read_mat
-from equipoise.data.table import read_csv
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
 
@@ -208,7 +208,7 @@ def test_svhn_reader_reads_unpacked_files_with_labels_in_floats(tmp_path: Path) 
 
 def test_image_folder_numbers_classes_as_in_training(tmp_path: Path) -> None:
     write_folder(tmp_path, "train")
-    save_picture(tmp_path / "val" / "bee" / "0.jpg", np.zeros((4, 4, 3)))
+    save_image(tmp_path / "val" / "bee" / "0.jpg", np.zeros((4, 4, 3)))
     dataset = load_data("image-folder", "val", root=tmp_path)
     assert dataset.classes == ("ape", "bee")
     assert dataset[0][1] == 1
@@ -226,17 +226,17 @@ def test_image_folder_makes_three_channels_of_every_mode(mode: str, tmp_path: Pa
     assert x.min() >= 254
 
 
-def test_image_folder_brings_pictures_to_one_size(tmp_path: Path) -> None:
+def test_image_folder_brings_images_to_one_size(tmp_path: Path) -> None:
     pixels = np.zeros((10, 30, 3))
     pixels[:, 8:22] = 200  # what a central crop keeps, and what the filter reaches beyond it
-    save_picture(tmp_path / "train" / "a" / "0.png", pixels)
-    save_picture(tmp_path / "train" / "a" / "1.png", pixels.transpose(1, 0, 2))
+    save_image(tmp_path / "train" / "a" / "0.png", pixels)
+    save_image(tmp_path / "train" / "a" / "1.png", pixels.transpose(1, 0, 2))
     dataset = load_data("image-folder", root=tmp_path, size=(5, 5))
     assert dataset.shape == (3, 5, 5)
     assert (dataset.in_memory().x == 200).all()
     with pytest.raises(ValueError, match=r"must have samples of one shape; .* Load it with size="):
         load_data("image-folder", root=tmp_path).in_memory()
-    with pytest.raises(ValueError, match=r"ImageFolder.size must be None or a pair"):
+    with pytest.raises(ValueError, match=r"ImageFolder.size must be a pair"):
         load_data("image-folder", root=tmp_path, size=5)
 
 
@@ -303,7 +303,7 @@ def test_data_set_gives_some_of_its_samples_and_classes():
     ).select_rows([7])
     assert len(single) == 1
     assert torch.equal(single[0][0], data.x[7])
-    two = data.select([8, 3])
+    two = data.select_classes([8, 3])
     assert two.classes == ("8", "3")
     assert torch.equal(two.x[two.y == 0], data.x[data.y == 8])
     assert torch.equal(two.x[two.y == 1], data.x[data.y == 3])

@@ -384,7 +384,7 @@ def bad_file(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("page.png", "is not a picture"),
+        ("page.png", "is not an image"),
         ("empty.png", "is empty"),
         ("absent.png", "is not there"),
         ("folder", "is a folder without pictures"),

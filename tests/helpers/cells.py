@@ -51,7 +51,7 @@ class AffineCell(Cell):
 
 
 class ScaledCell(Cell):
-    """`z = rate z + x` with a rate for each sample, given as the last column of the input; counts the rows it evaluates."""
+    """`z = rate z + x`, the rate in the input's last column; counts the rows that it evaluates."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ScaledCell(Cell):
 
 
 class GrowingCell(Cell):
-    """`z = x z^2 + 1/10`: a small equilibrium for small inputs, and overflow after a few steps for large ones."""
+    """`z = x z^2 + 1/10`: a small equilibrium for small inputs, overflow for large ones."""
 
     def inject(self, x: Tensor) -> Tensor:
         return x
@@ -88,7 +88,7 @@ class CoupledCell(TanhCell):
 
 
 def unroll(cell: Cell, x: Tensor, steps: int = 200) -> Tensor:
-    """The equilibrium by many recorded plain steps, to be differentiated by ordinary back-propagation."""
+    """The equilibrium by many plain steps that autograd records, to differentiate through them."""
     context = cell.inject(x)
     z = cell.initial(x, context)
     for _ in range(steps):

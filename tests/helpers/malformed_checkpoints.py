@@ -1,4 +1,4 @@
-"""Malformed checkpoints, each made from a good one or from nothing, and what must be said about it."""
+"""Malformed checkpoints, and what the error about each must say."""
 
 from __future__ import annotations
 

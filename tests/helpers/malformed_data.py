@@ -1,4 +1,4 @@
-"""Malformed files in every published format: what damages a sound one, and what must be said about it."""
+"""Malformed files in every published format, and what the error about each must say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from published import (
     cifar_content,
     cifar_pickle,
     idx_bytes,
-    save_picture,
+    save_image,
     tar_bytes,
 )
 
@@ -280,7 +280,7 @@ SVHN_CASES: dict[str, tuple[Damage, str]] = {
 }
 
 
-def picture_bytes(height: int = 5, width: int = 6) -> bytes:
+def image_bytes(height: int = 5, width: int = 6) -> bytes:
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -312,47 +312,47 @@ def emptied(name: str) -> Damage:
 
 
 FOLDER_CASES: dict[str, tuple[Damage, str]] = {
-    "no picture": (put("train/ape/0.png", b"GIF? no"), "not a picture"),
-    "html": (put("train/ape/0.jpg", b"<html>"), "not a picture"),
+    "no image": (put("train/ape/0.png", b"GIF? no"), "not an image"),
+    "html": (put("train/ape/0.jpg", b"<html>"), "not an image"),
     "empty file": (put("train/ape/0.png", b""), "is empty"),
-    "cut": (put("train/ape/0.png", picture_bytes(50, 60)[:60]), "cannot be read|truncated"),
+    "cut": (put("train/ape/0.png", image_bytes(50, 60)[:60]), "cannot be read|truncated"),
     "bomb": (put("train/ape/0.png", huge_png()), "too many pixels; the limit is"),
     "program": (
         put("train/ape/0.png", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
-        "not a picture",
+        "not an image",
     ),
-    "empty class": (emptied("train/ape"), "ape: holds no pictures"),
+    "empty class": (emptied("train/ape"), "ape: holds no images"),
     "only notes": (
         both(emptied("train/ape"), put("train/ape/notes.txt", b"")),
-        "ape: holds no pictures",
+        "ape: holds no images",
     ),
 }
 CAMVID_CASES: dict[str, tuple[Damage, str]] = {
     "no mask": (lambda folder: (folder / "trainannot" / "1.png").unlink(), "1.png: is not there"),
     "mask size": (
-        lambda folder: save_picture(folder / "trainannot" / "0.png", np.zeros((5, 7))),
-        "mask of 7 x 5 for a picture of 6 x 5",
+        lambda folder: save_image(folder / "trainannot" / "0.png", np.zeros((5, 7))),
+        "mask of 7 x 5 for an image of 6 x 5",
     ),
     "mask range": (
-        lambda folder: save_picture(folder / "trainannot" / "0.png", np.full((5, 6), 12)),
+        lambda folder: save_image(folder / "trainannot" / "0.png", np.full((5, 6), 12)),
         "label 12, which is out of range",
     ),
     "mask colours": (
-        lambda folder: save_picture(folder / "trainannot" / "0.png", np.zeros((5, 6, 3))),
+        lambda folder: save_image(folder / "trainannot" / "0.png", np.zeros((5, 6, 3))),
         "must have one channel",
     ),
-    "mask noise": (put("trainannot/0.png", b"noise"), "0.png: is not a picture"),
-    "no pictures": (emptied("train"), "holds no pictures"),
+    "mask noise": (put("trainannot/0.png", b"noise"), "0.png: is not an image"),
+    "no images": (emptied("train"), "holds no images"),
 }
 CITY_MASK = Path("gtFine/train/aachen/aachen_0_gtFine_labelIds.png")
 CITY_CASES: dict[str, tuple[Damage, str]] = {
     "mask range": (
-        lambda folder: save_picture(folder / CITY_MASK, np.full((5, 7), 34)),
+        lambda folder: save_image(folder / CITY_MASK, np.full((5, 7), 34)),
         "label 34, which is out of range",
     ),
     "no mask": (lambda folder: (folder / CITY_MASK).unlink(), "labelIds.png: is not there"),
     "strange name": (
-        put("leftImg8bit/train/aachen/a.png", picture_bytes()),
+        put("leftImg8bit/train/aachen/a.png", image_bytes()),
         "ends in _leftImg8bit",
     ),
 }

@@ -179,7 +179,7 @@ def tree(batch: int = 4, dtype: torch.dtype = torch.float64) -> Known:
 
 
 def zero(batch: int = 4, width: int = 5, dtype: torch.dtype = torch.float64) -> Known:
-    """`z = sin(A z)` with a symmetric `A`: the equilibrium is zero, where no relative residual is small."""
+    """`z = sin(A z)`, `A` symmetric: at its equilibrium, zero, no relative residual is small."""
     A = contraction(width, width, norm=0.9)
     A = (A @ A.T).to(dtype)
     return Known(
@@ -275,7 +275,7 @@ class SmoothCell(Cell):
 
 
 class EasyCell(SmoothCell):
-    """A cell that declares a small Lipschitz bound, so that `auto` takes plain iteration and the Neumann series."""
+    """A small Lipschitz bound, for which `auto` takes plain iteration and the Neumann series."""
 
     def __init__(self) -> None:
         super().__init__(norm=0.25)
@@ -344,7 +344,7 @@ class SymmetricMaskCell(SymmetricCell):
 
 
 class TreeCell(Cell):
-    """A state of two tensors of shapes (batch, 2) and (batch, 1, 2), and a shared context tensor."""
+    """A state of two tensors, (batch, 2) and (batch, 1, 2), and a shared context tensor."""
 
     def __init__(self) -> None:
         super().__init__()

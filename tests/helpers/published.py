@@ -112,23 +112,23 @@ def write_svhn(folder: Path, split: str, packed: bool = True) -> Content:
     return x, y
 
 
-def save_picture(path: Path, pixels: np.ndarray, mode: str | None = None) -> None:
+def save_image(path: Path, pixels: np.ndarray, mode: str | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture = Image.fromarray(pixels.astype(np.uint8))
+    image = Image.fromarray(pixels.astype(np.uint8))
     if mode == "P":
-        palette = Image.new("P", picture.size)
+        palette = Image.new("P", image.size)
         palette.putdata(pixels.flatten().tolist())
         palette.putpalette([value for i in range(256) for value in (i, 0, 255 - i)])
-        picture = palette
-    picture.save(path)
+        image = palette
+    image.save(path)
 
 
 def write_folder(folder: Path, split: str) -> Content:
     random = random_of(split)
     x, y = random.integers(0, 256, (4, 3, 5, 6)).astype(np.uint8), np.array([0, 0, 1, 1])
     for i, pixels in enumerate(x):
-        save_picture(folder / split / ("ape", "bee")[y[i]] / f"{i}.png", pixels.transpose(1, 2, 0))
-    (folder / split / "bee" / "notes.txt").write_text("not a picture")
+        save_image(folder / split / ("ape", "bee")[y[i]] / f"{i}.png", pixels.transpose(1, 2, 0))
+    (folder / split / "bee" / "notes.txt").write_text("not an image")
     return x, y
 
 
@@ -140,8 +140,8 @@ def write_camvid(folder: Path, split: str) -> Content:
     )
     mask[:, 0, 0] = 11
     for i in range(2):
-        save_picture(folder / split / f"{i}.png", x[i].transpose(1, 2, 0))
-        save_picture(folder / f"{split}annot" / f"{i}.png", mask[i], "P" if i else None)
+        save_image(folder / split / f"{i}.png", x[i].transpose(1, 2, 0))
+        save_image(folder / f"{split}annot" / f"{i}.png", mask[i], "P" if i else None)
     return x, np.where(mask == 11, 255, mask)
 
 
@@ -173,11 +173,11 @@ def write_cityscapes(folder: Path, split: str) -> Content:
     x = random.integers(0, 256, (2, 3, 5, 7)).astype(np.uint8)
     mask = np.stack([np.arange(35), np.arange(35)[::-1]]).reshape(2, 5, 7) % 34
     for i, city in enumerate(("aachen", "bonn")):
-        save_picture(
+        save_image(
             folder / "leftImg8bit" / split / city / f"{city}_0_leftImg8bit.png",
             x[i].transpose(1, 2, 0),
         )
-        save_picture(folder / "gtFine" / split / city / f"{city}_0_gtFine_labelIds.png", mask[i])
+        save_image(folder / "gtFine" / split / city / f"{city}_0_gtFine_labelIds.png", mask[i])
     return x, np.vectorize(lambda value: CITY.get(value, 255))(mask)
 
 

@@ -1,4 +1,4 @@
-"""Small runs of the command, ways to stop them at chosen moments, and what must be the same in two of them."""
+"""Small runs of the command, ways to stop them at chosen moments, and how to compare them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ FILES = ("config.toml", "environment.json", "model.safetensors", "summary.json",
 
 
 def command(*words: str | Path) -> int:
-    """Run a command, with dropout in the model so that the state of torch's random numbers matters."""
+    """Run a command, with dropout in the model so that the state of torch's generator matters."""
     make = run.make_model
 
     def drop(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
@@ -175,7 +175,7 @@ def wait(process: int) -> int:
 
 
 def kill_at(folder: Path, moment: str, number: int = 1) -> None:
-    """Go on with a run in a process that is killed with SIGKILL at a moment, and see that it was."""
+    """Resume a run in a process that SIGKILL ends at a given moment, and check that it did."""
 
     def work() -> int:
         with at_moment(moment, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):

@@ -23,7 +23,7 @@ def opteq(
     batch=3,
     **more,
 ) -> tuple[OptEq, Tensor]:
-    """A layer whose weights have L_s |W|^2/mu = norm^2, solved to machine precision, and an input."""
+    """A layer with L_s |W|^2/mu = norm^2, solved to machine precision, and an input."""
     more = {"tolerance": 1e-13, "max_steps": 3000, "solver": "newton", "on_failure": "raise"} | more
     layer = OptEq(4, m, n, activation, alpha, "none", mu=mu, **more).double()
     cell = layer.layers
@@ -74,7 +74,7 @@ INVERSE = {"tanh": np.arctanh, "sigmoid": lambda q: np.log(q / (1 - q))}
 
 
 class Explicit:
-    """phi of one sample in the hidden coordinates q, z = W^T q/mu, for tanh and sigmoid and W with independent rows."""
+    """phi of one sample at z = W^T q/mu, for tanh and sigmoid; the rows of W are independent."""
 
     def __init__(self, name: str, W: np.ndarray, c: np.ndarray, mu: float) -> None:
         self.name, self.W, self.c, self.mu = name, W, c, mu

@@ -226,11 +226,11 @@ def test_parts_of_the_training_data_do_not_overlap():
         ),
         (
             DataConfig("digits", classes=(3, 3)),
-            "Dataset.select.labels must be different numbers from 0 to 9; got [3, 3].",
+            "Dataset.select_classes.labels must be different numbers from 0 to 9; got [3, 3].",
         ),
         (
             DataConfig("digits", classes=(10,)),
-            "Dataset.select.labels must be different numbers from 0 to 9; got [10].",
+            "Dataset.select_classes.labels must be different numbers from 0 to 9; got [10].",
         ),
     ],
     ids=range(4),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import require_count
+from equipoise.core import SettingError, require_count, require_whole
 from equipoise.data.dataset import Dataset
 from equipoise.data.transform import Transform
 
@@ -30,9 +30,9 @@ def batches(
     """Return the batches of one epoch, from batch number `start` on.
 
     The order is a pure function of `(seed, epoch)`, and the random numbers of a transform one of
-    `(seed, epoch, rank, batch)`, so that a run that is resumed at a batch goes on bit for bit. Rank
-    r of w gets every w-th sample of the order, from the r-th on: the k-th batches of all ranks
-    together are the k-th batch of `w size` samples of a single process.
+    `(seed, epoch, rank, batch)`, so a run resumed at a batch is the same bit for bit. Rank r of w
+    gets every w-th sample of the order, from the r-th on: the k-th batches of all ranks together
+    are the k-th batch, of `w size` samples, of a single process.
 
     With `shuffle`, all ranks get equally many samples, so that none waits for another: the last
     `len(dataset) mod world` of the order are left out. Without it every sample comes once, as
@@ -49,15 +49,13 @@ def batches(
         world: How many processes there are.
         start: The number of the first batch to return.
     """
-    mine = len(_share(dataset, shuffle, rank, world))
+    samples = _positions(dataset, shuffle, rank, world)
     require_count("batches.size", size)
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ValueError(f"batches.{name} must be a whole number of at least 0; got {value!r}.")
-    if start > -(-mine // size):
-        raise ValueError(
-            f"batches.start must be at most {-(-mine // size)}, the number of batches; got {start}."
-        )
+        require_whole(f"batches.{name}", value)
+    count = -(-len(samples) // size)
+    if start > count:
+        raise SettingError("batches.start", f"be at most {count}, the number of batches", start)
     return _run(dataset, size, seed, epoch, shuffle, transform, rank, world, start)
 
 
@@ -74,23 +72,21 @@ def batch_count(
         world: As in `batches`.
     """
     require_count("batch_count.size", size)
-    return -(-len(_share(dataset, shuffle, rank, world)) // size)
+    return -(-len(_positions(dataset, shuffle, rank, world)) // size)
 
 
-def _share(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
-    """Return the places in the order that belong to a rank."""
+def _positions(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
+    """Return the positions in the order that belong to a rank."""
     require_count("batches.world", world)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < world:
-        raise ValueError(
-            f"batches.rank must be a whole number from 0 to {world - 1}; got {rank!r}."
-        )
+    require_whole("batches.rank", rank)
+    if rank >= world:
+        raise SettingError("batches.rank", f"be at most {world - 1}", rank)
     total = len(dataset)
     if shuffle:
         total -= total % world
         if not total:
-            raise ValueError(
-                f"batches.world must be at most {len(dataset)}, the number of samples; got {world}."
-            )
+            rule = f"be at most {len(dataset)}, the number of samples"
+            raise SettingError("batches.world", rule, world)
     return range(rank, total, world)
 
 
@@ -105,13 +101,13 @@ def _run(
     world: int,
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    share = _share(dataset, shuffle, rank, world)
+    positions = _positions(dataset, shuffle, rank, world)
     order = (
         torch.randperm(len(dataset), generator=_generator(seed, epoch))
         if shuffle
         else torch.arange(len(dataset))
     )
-    order = order[share.start : share.stop : world]
+    order = order[positions.start : positions.stop : world]
     for number in range(start, -(-len(order) // size)):
         x, y = dataset.gather(order[number * size : (number + 1) * size])
         if transform is not None:

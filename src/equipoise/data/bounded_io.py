@@ -1,4 +1,4 @@
-"""Bytes from files that nobody has looked at: bounded in memory, and every failure a `DataError` that names the file."""
+"""Reading untrusted files: bounded in memory, and every failure a `DataError` with the path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,30 +19,29 @@ from torch import Tensor
 from equipoise.data.errors import DataError
 
 __all__ = [
-    "DEFLATE",
-    "LIMIT",
+    "MAX_BYTES",
+    "MAX_DEFLATE_RATIO",
     "check_labels",
-    "fill",
-    "first",
+    "check_member",
+    "count_entries",
+    "data_errors_of",
+    "find_file",
     "open_file",
+    "read_exactly",
     "read_file",
-    "reading",
     "require_room",
-    "volume",
 ]
 
-LIMIT = (
-    2**32
-)  # bytes that one file may hold when unpacked; the largest published one (SVHN's extra part) holds 1.6 GB
-DEFLATE = 1040  # deflate cannot make data smaller by more than 1032 : 1
+MAX_BYTES = 2**32  # of one file, unpacked; the largest published one (SVHN's extra set) has 1.6 GB
+MAX_DEFLATE_RATIO = 1040  # deflate compresses by 1032 : 1 at most
 
 
 Stream = BufferedReader | gzip.GzipFile
 
 
 @contextmanager
-def reading(path: Path | str) -> Iterator[None]:
-    """Turn whatever a parser raises within a `with` block into a `DataError` about `path`."""
+def data_errors_of(path: Path | str) -> Iterator[None]:
+    """Turn whatever is raised within a `with` block into a `DataError` about `path`."""
     try:
         yield
     except (DataError, ImportError):
@@ -53,11 +52,12 @@ def reading(path: Path | str) -> Iterator[None]:
         raise DataError(path, f"holds damaged compressed data ({error})") from error
     except MemoryError as error:
         raise DataError(path, "declares more data than fits in memory") from error
-    except Exception as error:  # parsers of strangers' bytes raise anything: struct.error, SyntaxError, KeyError, ...
+    # Parsers of untrusted bytes raise anything: struct.error, SyntaxError, KeyError, ...
+    except Exception as error:
         raise DataError(path, f"cannot be read ({str(error) or type(error).__name__})") from error
 
 
-def first(folder: Path, *names: str) -> Path | None:
+def find_file(folder: Path, *names: str) -> Path | None:
     """Return the first of these files that exists."""
     return next((folder / name for name in names if (folder / name).is_file()), None)
 
@@ -65,7 +65,7 @@ def first(folder: Path, *names: str) -> Path | None:
 @contextmanager
 def open_file(path: Path) -> Iterator[Stream]:
     """Open a file for reading, unpacked if its name ends in `.gz`."""
-    with reading(path), path.open("rb") as raw:
+    with data_errors_of(path), path.open("rb") as raw:
         if path.suffix != ".gz":
             yield raw
             return
@@ -79,16 +79,23 @@ def open_file(path: Path) -> Iterator[Stream]:
 
 
 def require_room(path: Path | str, need: int, stored: int, *, packed: bool) -> None:
-    """Raise if a header declares more bytes than `stored` bytes of a file can hold, before anything is allocated."""
-    if need > (stored * DEFLATE if packed else stored):
+    """Raise, before anything is allocated, if a file cannot hold what its header declares.
+
+    Args:
+        path: The file.
+        need: Bytes that the header declares.
+        stored: Bytes of the file.
+        packed: Whether they are compressed.
+    """
+    if need > (stored * MAX_DEFLATE_RATIO if packed else stored):
         raise DataError(
             path, f"is truncated: its header declares {need} bytes, more than the file can hold"
         )
-    if need > LIMIT:
-        raise DataError(path, f"declares {need} bytes; the limit is {LIMIT}")
+    if need > MAX_BYTES:
+        raise DataError(path, f"declares {need} bytes; the limit is {MAX_BYTES}")
 
 
-def fill(path: Path | str, stream: Stream, need: int) -> NDArray[np.uint8]:
+def read_exactly(path: Path | str, stream: Stream, need: int) -> NDArray[np.uint8]:
     """Read exactly `need` bytes into a new array."""
     array = np.empty(need, dtype=np.uint8)
     view, done = memoryview(array.data), 0
@@ -101,23 +108,31 @@ def fill(path: Path | str, stream: Stream, need: int) -> NDArray[np.uint8]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return all bytes of a file that is not packed."""
-    with reading(path):
+    """Return all bytes of a file."""
+    with data_errors_of(path):
         size = path.stat().st_size
         require_room(path, size, size, packed=False)
         return path.read_bytes()
 
 
+def check_member(path: Path | str, name: str) -> PurePosixPath:
+    """Return the name of an archive's member, or raise if it points out of the archive."""
+    member = PurePosixPath(name)
+    if member.is_absolute() or ".." in member.parts or "\\" in name:
+        raise DataError(path, f"has a member {name!r} that points out of the archive")
+    return member
+
+
 def check_labels(
     path: Path | str, labels: NDArray[Any] | Sequence[int], count: int, rows: int | None = None
 ) -> Tensor:
-    """Return labels as int64 if they are as many as there are samples and all lie in `0 ... count - 1`.
+    """Return labels as int64, or raise unless there is one in `0 ... count - 1` for each sample.
 
     Args:
-        path: Where they come from.
+        path: The file that they come from.
         labels: Whole numbers.
         count: How many classes there are.
-        rows: How many samples there are, if that is known from elsewhere.
+        rows: How many samples there are, if known.
     """
     values = np.asarray(labels, dtype=np.int64).ravel()
     if not len(values):
@@ -133,6 +148,6 @@ def check_labels(
     return torch.from_numpy(values.copy())
 
 
-def volume(shape: Sequence[int]) -> int:
-    """Return the number of entries of an array, exactly however large."""
+def count_entries(shape: Sequence[int]) -> int:
+    """Return the number of entries of an array, exact however large."""
     return math.prod(int(n) for n in shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -12,23 +12,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.bounded_io import check_labels, open_file, read_file, reading
+from equipoise.data.bounded_io import (
+    check_labels,
+    check_member,
+    data_errors_of,
+    open_file,
+    read_file,
+)
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download
-from equipoise.data.pickled import read_pickle
 from equipoise.data.reader import DATASETS, Reader
+from equipoise.data.safe_pickle import read_pickle
 
 __all__ = ["CIFAR10"]
 
-_PARTS = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
+_FILES = {"train": tuple(f"data_batch_{i}" for i in range(1, 6)), "test": ("test_batch",)}
 _VERSIONS = (
     (".bin", "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
     ("", "cifar-10-batches-py", "cifar-10-python.tar.gz"),
 )
 _ROW = 1 + 3 * 32 * 32
-_MEMBERS = 100  # the published archives have nine
-_LARGEST = 2**27  # bytes of a member; the published ones have 3.1e7
+_MAX_MEMBERS = 100  # the published archives have nine
+_MAX_MEMBER_BYTES = 2**27  # the published ones have 3.1e7
 _ARCHIVE = Download(
     "cifar-10-binary.tar.gz",
     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -41,16 +47,16 @@ _ARCHIVE = Download(
 @DATASETS.register("cifar10")
 @dataclass(frozen=True)
 class CIFAR10(Reader):
-    """Small colour pictures of ten kinds of things (Krizhevsky, 2009): 50,000 and 10,000 of 32 x 32.
+    """Ten classes of colour images, 32 x 32 (Krizhevsky, 2009): 50,000 to train, 10,000 to test.
 
-    The files may lie in the folder, in the folder that the archive makes, or in the archive, which
-    is never unpacked to disk.
+    The files may lie in the folder itself, in the folder that the archive unpacks to, or in the
+    archive, which is never unpacked to disk.
     """
 
     name = "cifar10"
     summary = (
-        "Ten kinds of things, 50,000 + 10,000 colour pictures of 32 x 32 (binary or "
-        "pickled batches, or their archive)."
+        "Ten kinds of things, 50,000 + 10,000 colour images of 32 x 32 "
+        "(binary or pickled batches, or their archive)."
     )
     downloads = {"train": (_ARCHIVE,), "test": (_ARCHIVE,)}  # noqa: RUF012
 
@@ -68,46 +74,43 @@ class CIFAR10(Reader):
             "truck",
         )
         for suffix, inner, archive in _VERSIONS:
-            names = [f"{part}{suffix}" for part in _PARTS[split]]
-            for place in (folder, folder / inner):
-                if all((place / name).is_file() for name in names):
-                    parts = {str(place / name): read_file(place / name) for name in names}
+            names = [f"{file}{suffix}" for file in _FILES[split]]
+            for root in (folder, folder / inner):
+                if all((root / name).is_file() for name in names):
+                    contents = {str(root / name): read_file(root / name) for name in names}
                     break
             else:
                 if not (folder / archive).is_file():
                     continue
-                parts = _unpack(folder / archive, names)
+                contents = _unpack(folder / archive, names)
             pairs = [
                 _binary(path, content) if suffix else _pickled(path, content)
-                for path, content in parts.items()
+                for path, content in contents.items()
             ]
             x, y = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
             return Dataset(self.name, split, "classification", classes, (3, 32, 32), x, y)
-        raise self.missing(folder, *(f"{part}.bin" for part in _PARTS[split]))
+        raise self.missing(folder, *(f"{file}.bin" for file in _FILES[split]))
 
 
 def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     with open_file(archive) as stream, tarfile.open(fileobj=stream, mode="r|") as members:
         for count, member in enumerate(members):
-            name = PurePosixPath(member.name)
-            if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-                raise DataError(
-                    archive, f"has a member {member.name!r} that points out of the archive"
-                )
-            if count >= _MEMBERS:
-                raise DataError(archive, f"has more than {_MEMBERS} members")
+            name = check_member(archive, member.name)
+            if count >= _MAX_MEMBERS:
+                raise DataError(archive, f"has more than {_MAX_MEMBERS} members")
             if name.name not in names:
                 continue
             content = members.extractfile(member) if member.isreg() else None
             if content is None:
                 raise DataError(archive, f"has a member {member.name!r} that is not a plain file")
-            if member.size > _LARGEST:
+            if member.size > _MAX_MEMBER_BYTES:
                 raise DataError(
                     archive,
-                    f"has a member {member.name!r} of {member.size} bytes; the limit is {_LARGEST}",
+                    f"has a member {member.name!r} of {member.size} bytes; "
+                    f"the limit is {_MAX_MEMBER_BYTES}",
                 )
-            with reading(archive):
+            with data_errors_of(archive):
                 found[name.name] = content.read()
         while stream.read(2**20):  # to the end, where gzip keeps the checksum
             pass
@@ -123,7 +126,7 @@ def _binary(path: str, content: bytes) -> tuple[Tensor, Tensor]:
             path, f"is truncated: its {len(content)} bytes are not a positive multiple of {_ROW}"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _ROW)
-    return _pictures(rows[:, 1:]), check_labels(path, rows[:, 0], 10)
+    return _to_images(rows[:, 1:]), check_labels(path, rows[:, 0], 10)
 
 
 def _pickled(path: str, content: bytes) -> tuple[Tensor, Tensor]:
@@ -136,8 +139,8 @@ def _pickled(path: str, content: bytes) -> tuple[Tensor, Tensor]:
         type(label) is int and abs(label) < 2**31 for label in labels
     ):
         raise DataError(path, "must hold a list 'labels' of whole numbers")
-    return _pictures(pixels), check_labels(path, labels, 10, rows=len(pixels))
+    return _to_images(pixels), check_labels(path, labels, 10, rows=len(pixels))
 
 
-def _pictures(pixels: NDArray[np.uint8]) -> Tensor:
+def _to_images(pixels: NDArray[np.uint8]) -> Tensor:
     return torch.from_numpy(pixels.reshape(-1, 3, 32, 32).copy())

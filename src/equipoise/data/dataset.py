@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import data
 
-from equipoise.core import choose
+from equipoise.core import SettingError, choose
 
 __all__ = ["TASKS", "Dataset", "Task"]
 
@@ -20,19 +20,19 @@ TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
-    """Samples `x` with targets `y`, in memory or read one by one; also a data set for `torch.utils.data.DataLoader`.
+    """Samples with targets, in memory or read one by one; also fit for `torch`'s `DataLoader`.
 
     Args:
         name: The registered name of its reader.
-        split: Which part of the published data it is.
+        split: The published split: `train`, `val` or `test`.
         task: What the targets are: classes, masks of classes, the next words, or labels of plain
             arrays.
         classes: Names of the classes, or the vocabulary.
         shape: Of one sample; of the first one where they differ.
-        x: All samples, uint8 (pictures, 0 to 255), float32 or int64 (words); `None` if they are
+        x: All samples, uint8 (images, 0 to 255), float32 or int64 (words); `None` if they are
             read one by one.
         y: All targets, int64.
-        sample: Reads sample number i, if they are read one by one.
+        sample: Reads the sample at a position, if they are read one by one.
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.
     """
@@ -60,13 +60,13 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         return self.count if self.x is None else len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        place = index + len(self) if index < 0 else index
-        if not 0 <= place < len(self):
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
             raise IndexError(f"Dataset has {len(self)} samples; got index {index}.")
         if self.x is not None and self.y is not None:
-            return self.x[place], self.y[place]
+            return self.x[position], self.y[position]
         assert self.sample is not None  # __post_init__ saw to it
-        return self.sample(place)
+        return self.sample(position)
 
     def __repr__(self) -> str:
         shape = "x".join(str(n) for n in self.shape) or "scalar"
@@ -77,10 +77,10 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         )
 
     def gather(self, indices: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the samples with these numbers as one batch.
+        """Return some samples as one batch.
 
         Args:
-            indices: Whole numbers from 0 to `len(self) - 1`.
+            indices: Their positions, from 0 to `len(self) - 1`.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self.x is not None and self.y is not None:
@@ -100,26 +100,26 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         }
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
-        """Return the data set of some of the samples, in the order given.
+        """Return a data set of some of the samples, in the order given.
 
         Args:
-            indices: Whole numbers from 0 to `len(self) - 1`.
+            indices: Their positions, from 0 to `len(self) - 1`.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self.x is not None and self.y is not None:
             return replace(self, x=self.x[index], y=self.y[index])
-        places = index.tolist()
-        return replace(self, sample=lambda i: self[places[i]], count=len(places))
+        positions = index.tolist()
+        return replace(self, sample=lambda i: self[positions[i]], count=len(positions))
 
-    def select(self, labels: Sequence[int]) -> Dataset:
-        """Return the samples of some classes, which are numbered anew in the order given.
+    def select_classes(self, labels: Sequence[int]) -> Dataset:
+        """Return the samples of some classes, renumbered in the order given.
 
         Args:
             labels: Numbers of classes, each once.
         """
         if self.task not in ("classification", "arrays") or self.y is None:
             raise ValueError(
-                "Dataset.select must have one class for each sample, in memory; "
+                "Dataset.select_classes must have one class for each sample, in memory; "
                 f"{self.name!r} is {self.task}."
             )
         if (
@@ -127,15 +127,13 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             or not labels
             or any(not 0 <= label < len(self.classes) for label in labels)
         ):
-            raise ValueError(
-                "Dataset.select.labels must be different numbers from 0 to "
-                f"{len(self.classes) - 1}; got {list(labels)}."
-            )
+            rule = f"be different numbers from 0 to {len(self.classes) - 1}"
+            raise SettingError("Dataset.select_classes.labels", rule, list(labels))
         number = torch.full((len(self.classes),), -1)
         number[list(labels)] = torch.arange(len(labels))
         rows = torch.nonzero(number[self.y] >= 0).flatten()
         kept = self.select_rows(rows)
-        assert kept.y is not None  # it is a part of ours
+        assert kept.y is not None  # since ours is not
         return replace(
             kept, y=number[kept.y], classes=tuple(self.classes[label] for label in labels)
         )

@@ -19,18 +19,17 @@ __all__ = ["Digits"]
 @DATASETS.register("digits")
 @dataclass(frozen=True)
 class Digits(Reader):
-    """1,797 handwritten digits of 8 x 8 (Alpaydin & Kaynak, 1998), values in [0, 1]; a fixed fifth of each class is for tests."""
+    """1,797 handwritten digits, 8 x 8 (Alpaydin & Kaynak, 1998); a fixed fifth is the test set."""
 
     name = "digits"
-    summary = "Handwritten digits, 1,438 + 359 grey pictures of 8 x 8, bundled with scikit-learn."
+    summary = "Handwritten digits, 1,438 + 359 grey images of 8 x 8, bundled with scikit-learn."
 
     def read(self, folder: Path, split: str) -> Dataset:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         pixels, labels = load_digits(return_X_y=True)
-        random = np.random.RandomState(
-            0
-        )  # the old generator, because its numbers are promised never to change
+        # the old generator, because its numbers are promised never to change
+        random = np.random.RandomState(0)
         test = np.zeros(len(labels), dtype=bool)
         for label in range(10):
             members = random.permutation(np.flatnonzero(labels == label))

@@ -1,4 +1,4 @@
-"""Files fetched on request from where they were published, and believed only if their checksum is right."""
+"""Published files, downloaded on request and accepted only with the right checksum."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Download:
         file: Its name in the data set's folder.
         url: Where it is published.
         digest: Its checksum, `sha256:...` or `md5:...` where only that was published.
-        limit: Bytes after which a download is given up.
+        limit: Bytes after which the download is abandoned.
     """
 
     file: str
@@ -37,19 +37,18 @@ class Download:
 
 
 def fetch(download: Download, folder: Path) -> Path:
-    """Bring a published file into a folder, whole and checked, or leave the folder as it was.
+    """Download a published file into a folder, whole and checked, or leave the folder as it was.
 
-    The file is written beside its place under another name, compared with its checksum, and renamed
-    in one step.
+    The file is written under a temporary name, compared with its checksum, and renamed in one step.
 
     Args:
         download: What to fetch.
-        folder: Where to put it; made if it is not there.
+        folder: Where to put it; created if missing.
     """
     target = folder / download.file
     kind, _, expected = download.digest.partition(":")
     checksum = hashlib.new(kind, usedforsecurity=False)
-    part: Path | None = None
+    partial: Path | None = None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with urllib.request.urlopen(download.url, timeout=TIMEOUT) as answer:
@@ -59,7 +58,7 @@ def fetch(download: Download, folder: Path) -> Path:
                     target, f"{download.url} offers {declared} bytes; the limit is {download.limit}"
                 )
             handle, name = tempfile.mkstemp(prefix=f".{download.file}.", dir=folder)
-            part = Path(name)
+            partial = Path(name)
             with os.fdopen(handle, "wb") as file:
                 done = 0
                 while chunk := answer.read(CHUNK):
@@ -78,8 +77,8 @@ def fetch(download: Download, folder: Path) -> Path:
                 f"{download.url} sent a file with the wrong {kind} checksum "
                 f"{checksum.hexdigest()}, not {expected}",
             )
-        part.chmod(0o644)  # mkstemp makes files for one user only
-        os.replace(part, target)
+        partial.chmod(0o644)  # mkstemp makes files for one user only
+        os.replace(partial, target)
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()  # it holds the connection
@@ -88,6 +87,6 @@ def fetch(download: Download, folder: Path) -> Path:
             f"could not be fetched from {download.url} ({error}); put the file there by hand",
         ) from error
     finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
+        if partial is not None:
+            partial.unlink(missing_ok=True)
     return target

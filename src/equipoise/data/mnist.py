@@ -1,4 +1,4 @@
-"""MNIST and what is published in its format: IDX files, packed or not."""
+"""MNIST and Fashion-MNIST: IDX files, compressed or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.bounded_io import check_labels, fill, first, open_file, require_room, volume
+from equipoise.data.bounded_io import (
+    check_labels,
+    count_entries,
+    find_file,
+    open_file,
+    read_exactly,
+    require_room,
+)
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download
@@ -29,7 +36,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     """Return the array of bytes in an IDX file (LeCun, Cortes & Burges, 1998).
 
     Args:
-        path: The file; unpacked if its name ends in `.gz`.
+        path: The file; decompressed if its name ends in `.gz`.
         dimensions: How many the array must have.
     """
     with open_file(path) as stream:
@@ -44,9 +51,9 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
         if len(header) < start:
             raise DataError(path, "is truncated in its header")
         shape = struct.unpack(f">{dimensions}I", header[4:])
-        need = volume(shape)
+        need = count_entries(shape)
         require_room(path, need, path.stat().st_size, packed=path.suffix == ".gz")
-        values = fill(path, stream, need)
+        values = read_exactly(path, stream, need)
         if stream.read(1):
             raise DataError(path, f"holds more than the {need} bytes that its header declares")
     if not need:
@@ -59,7 +66,7 @@ class _IDX(Reader):
     labels: ClassVar[tuple[str, ...]]
 
     def read(self, folder: Path, split: str) -> Dataset:
-        paths = [first(folder, name, f"{name}.gz") for name in _FILES[split]]
+        paths = [find_file(folder, name, f"{name}.gz") for name in _FILES[split]]
         images, labels = paths
         if images is None or labels is None:
             absent = [
@@ -87,10 +94,10 @@ def _downloads(url: str, files: dict[str, tuple[str, int]]) -> dict[str, tuple[D
 @DATASETS.register("mnist")
 @dataclass(frozen=True)
 class MNIST(_IDX):
-    """Handwritten digits (LeCun et al., 1998): 60,000 and 10,000 grey pictures of 28 x 28."""
+    """Handwritten digits (LeCun et al., 1998): 60,000 and 10,000 grey images of 28 x 28."""
 
     name = "mnist"
-    summary = "Handwritten digits, 60,000 + 10,000 grey pictures of 28 x 28 (IDX files)."
+    summary = "Handwritten digits, 60,000 + 10,000 grey images of 28 x 28 (IDX files)."
     labels = tuple("0123456789")
     downloads = _downloads(
         "https://ossci-datasets.s3.amazonaws.com/mnist",
@@ -119,10 +126,10 @@ class MNIST(_IDX):
 @DATASETS.register("fashion-mnist")
 @dataclass(frozen=True)
 class FashionMNIST(_IDX):
-    """Pieces of clothing in MNIST's format (Xiao, Rasul & Vollgraf, 2017)."""
+    """Articles of clothing in MNIST's format (Xiao, Rasul & Vollgraf, 2017)."""
 
     name = "fashion-mnist"
-    summary = "Pieces of clothing, 60,000 + 10,000 grey pictures of 28 x 28 (IDX files)."
+    summary = "Articles of clothing, 60,000 + 10,000 grey images of 28 x 28 (IDX files)."
     labels = (
         "t-shirt",
         "trouser",

@@ -1,4 +1,4 @@
-"""The registry of readers, and the functions that use it."""
+"""The registry of readers, and loading data by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from equipoise.core import Registry, choose
+from equipoise.core import Registry, SettingError, choose
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download, fetch
@@ -38,9 +38,9 @@ class Reader(ABC):
     def missing(self, folder: Path, *files: str) -> DataError:
         """Return the error that says which files to put where."""
         remedy = (
-            ", or let it be fetched (--download, download=True)"
+            ", or have it downloaded (--download, download=True)"
             if self.downloads
-            else " (it cannot be fetched for you)"
+            else " (it cannot be downloaded for you)"
         )
         where = "in this folder" if folder.is_dir() else "in this folder, which does not exist"
         return DataError(
@@ -63,10 +63,10 @@ def load_data(
     Args:
         name: One of `list_data()`.
         split: `train`, `test` or `val`, as far as they were published.
-        root: The folder with the data set's own files. By default the folder called like the data
-            set in `$EQUIPOISE_DATA`, or else in `~/.cache/equipoise`.
-        download: Whether to fetch files that are not there from where they were published. Nothing
-            is ever fetched otherwise.
+        root: The folder with the data set's own files. By default the folder of that name in
+            `$EQUIPOISE_DATA`, or else in `~/.cache/equipoise`.
+        download: Whether to download missing files from where they were published. Nothing is ever
+            downloaded otherwise.
         options: The options of the reader, such as `size=(64, 64)` for `image-folder`.
     """
     kind = DATASETS[name]
@@ -74,12 +74,11 @@ def load_data(
     names = [field.name for field in fields(kind)]
     for option in options:
         if not names:
-            raise ValueError(f"load_data of {name!r} must have no options; got {option!r}.")
+            raise SettingError(f"load_data of {name!r}", "have no options", option)
         choose(f"load_data option of {name!r}", option, names)
     if kind.needs_root and root is None:
-        raise ValueError(
-            f"load_data.root must be given for {name!r}; got None. Pass the folder with the files."
-        )
+        rule = f"be given for {name!r}"
+        raise SettingError("load_data.root", rule, None, "Pass the folder with the files.")
     folder = _default_root() / name if root is None else Path(root).expanduser()
     if download:
         for file in kind.downloads.get(split, ()):
@@ -96,5 +95,5 @@ def list_data() -> dict[str, str]:
 
 
 def _default_root() -> Path:
-    place = os.environ.get("EQUIPOISE_DATA")
-    return Path(place).expanduser() if place else Path.home() / ".cache" / "equipoise"
+    folder = os.environ.get("EQUIPOISE_DATA")
+    return Path(folder).expanduser() if folder else Path.home() / ".cache" / "equipoise"

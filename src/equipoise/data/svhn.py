@@ -1,4 +1,4 @@
-"""Arrays from MATLAB files of version 5, and SVHN, which is published in them."""
+"""SVHN, and the MATLAB files (version 5) that it is published in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from equipoise.data.bounded_io import check_labels, first, reading, require_room, volume
+from equipoise.data.bounded_io import (
+    check_labels,
+    count_entries,
+    data_errors_of,
+    find_file,
+    require_room,
+)
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download
@@ -20,7 +26,7 @@ from equipoise.data.reader import DATASETS, Reader
 
 __all__ = ["SVHN", "read_mat"]
 
-_STORED = {
+_DTYPES = {
     1: "i1",
     2: "u1",
     3: "i2",
@@ -32,27 +38,26 @@ _STORED = {
     12: "i8",
     13: "u8",
 }
-_NUMERIC = range(
-    6, 16
-)  # array classes double, single and the integers; the others are cells, structures, text, objects
+# Array classes double, single and the integers; the others are cells, structures, text, objects.
+_NUMERIC = range(6, 16)
 _MATRIX, _COMPRESSED = 14, 15
 _CHUNK = 2**20
 
 
 class _Element:
-    """One top-level element, unpacked only as far as it is read."""
+    """One top-level element, decompressed only as far as it is read."""
 
     def __init__(self, path: Path, content: memoryview, order: str, packed: bool) -> None:
         self.path, self.content, self.order, self.packed = path, content, order, packed
         self.rest = zlib.decompressobj() if packed else None
-        self.place = 0
+        self.position = 0
 
-    def select_rows(self, count: int) -> bytearray:
+    def read(self, count: int) -> bytearray:
         """Return the next `count` bytes."""
         require_room(self.path, count, len(self.content), packed=self.packed)
         if self.rest is None:
-            found = bytearray(self.content[self.place : self.place + count])
-            self.place += count
+            found = bytearray(self.content[self.position : self.position + count])
+            self.position += count
         else:
             found = bytearray()
             while len(found) < count:
@@ -66,37 +71,37 @@ class _Element:
         return found
 
     def _next(self) -> memoryview:
-        start, self.place = self.place, self.place + _CHUNK
-        return self.content[start : self.place]
+        start, self.position = self.position, self.position + _CHUNK
+        return self.content[start : self.position]
 
     def tag(self) -> tuple[int, int, bytearray | None]:
-        """Return the type and size of the next part, and its bytes if it is so small that the tag holds them."""
-        head = self.select_rows(8)
+        """Return the type and size of the next field, and its bytes if the tag holds them."""
+        head = self.read(8)
         kind, size = struct.unpack(f"{self.order}2I", head)
         if kind >> 16:
             return kind & 0xFFFF, min(kind >> 16, 4), head[4 : 4 + min(kind >> 16, 4)]
         return kind, size, None
 
-    def part(self, limit: int) -> tuple[int, bytearray]:
-        """Return the type and the bytes of the next part, which must be small."""
+    def field(self, limit: int) -> tuple[int, bytearray]:
+        """Return the type and the bytes of the next field, which must be small."""
         kind, size, small = self.tag()
         if small is not None:
             return kind, small
         if size > limit:
             raise DataError(
-                self.path, f"is not a plain array: a part of its header has {size} bytes"
+                self.path, f"is not a plain array: a field of its header has {size} bytes"
             )
-        return kind, self.select_rows(size + -size % 8)[:size]
+        return kind, self.read(size + -size % 8)[:size]
 
 
 def read_mat(path: Path, *names: str) -> dict[str, NDArray[Any]]:
-    """Return some of the real numeric arrays in a MATLAB file of version 5 (MathWorks, *MAT-File Format*, chapter 1).
+    """Return some of the real arrays in a MATLAB file (MathWorks, *MAT-File Format*, version 5).
 
     Args:
         path: The file.
-        names: Which arrays; one that is not there is an error.
+        names: Which arrays; a missing one is an error.
     """
-    with reading(path):
+    with data_errors_of(path):
         size = path.stat().st_size
         require_room(path, size, size, packed=False)
         content = memoryview(path.read_bytes())
@@ -104,16 +109,18 @@ def read_mat(path: Path, *names: str) -> dict[str, NDArray[Any]]:
         if mark not in (b"IM", b"MI"):
             raise DataError(path, "is not a MATLAB file of version 5")
         order = "<" if mark == b"IM" else ">"
-        place = 128
+        position = 128
         found: dict[str, NDArray[Any]] = {}
-        while place < size and len(found) < len(names):
-            kind, length = struct.unpack(f"{order}2I", bytes(content[place : place + 8]).ljust(8))
-            place += 8
-            if length > size - place:
+        while position < size and len(found) < len(names):
+            kind, length = struct.unpack(
+                f"{order}2I", bytes(content[position : position + 8]).ljust(8)
+            )
+            position += 8
+            if length > size - position:
                 raise DataError(
-                    path, f"is truncated: {length} bytes expected, {size - place} found"
+                    path, f"is truncated: {length} bytes expected, {size - position} found"
                 )
-            body, place = content[place : place + length], place + length
+            body, position = content[position : position + length], position + length
             if kind in (_MATRIX, _COMPRESSED):
                 element = _Element(path, body, order, kind == _COMPRESSED)
                 if kind == _COMPRESSED and element.tag()[0] != _MATRIX:
@@ -126,9 +133,9 @@ def read_mat(path: Path, *names: str) -> dict[str, NDArray[Any]]:
 
 
 def _matrix(element: _Element, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
-    flags = struct.unpack(f"{element.order}2I", element.part(8)[1])[0]
-    dimensions = element.part(256)[1]
-    name = element.part(256)[1].decode("latin1")
+    flags = struct.unpack(f"{element.order}2I", element.field(8)[1])[0]
+    dimensions = element.field(256)[1]
+    name = element.field(256)[1].decode("latin1")
     if name not in names:
         return {}
     path = element.path
@@ -136,16 +143,16 @@ def _matrix(element: _Element, names: tuple[str, ...]) -> dict[str, NDArray[Any]
         raise DataError(path, f"has an array {name!r} that is not of real numbers")
     shape = struct.unpack(f"{element.order}{len(dimensions) // 4}i", dimensions)
     kind, size, small = element.tag()
-    if kind not in _STORED:
+    if kind not in _DTYPES:
         raise DataError(path, f"has an array {name!r} of an unknown type {kind}")
-    dtype = np.dtype(element.order + _STORED[kind])
-    if min(shape) < 0 or volume(shape) * dtype.itemsize != size:
+    dtype = np.dtype(element.order + _DTYPES[kind])
+    if min(shape) < 0 or count_entries(shape) * dtype.itemsize != size:
         raise DataError(
             path,
             f"has an array {name!r} whose shape {'x'.join(map(str, shape))} does not fit its "
             f"{size} bytes",
         )
-    values = element.select_rows(size) if small is None else small
+    values = element.read(size) if small is None else small
     return {name: np.frombuffer(values, dtype=dtype).reshape(shape, order="F")}
 
 
@@ -160,17 +167,17 @@ def _published(split: str, digest: str, limit: int) -> tuple[Download, ...]:
 @DATASETS.register("svhn")
 @dataclass(frozen=True)
 class SVHN(Reader):
-    """House numbers photographed in streets (Netzer et al., 2011): 73,257 and 26,032 cropped digits of 32 x 32."""
+    """Digits of house numbers, 32 x 32 (Netzer et al., 2011): 73,257 to train, 26,032 to test."""
 
     name = "svhn"
-    summary = "House numbers in streets, 73,257 + 26,032 colour pictures of 32 x 32 (MATLAB files)."
+    summary = "House numbers in streets, 73,257 + 26,032 colour images of 32 x 32 (MATLAB files)."
     downloads = {  # noqa: RUF012
         "train": _published("train", "e26dedcc434d2e4c54c9b2d4a06d8373", 200_000_000),
         "test": _published("test", "eb5a983be6a315427106f1b164d9cef3", 70_000_000),
     }
 
     def read(self, folder: Path, split: str) -> Dataset:
-        path = first(folder, f"{split}_32x32.mat")
+        path = find_file(folder, f"{split}_32x32.mat")
         if path is None:
             raise self.missing(folder, f"{split}_32x32.mat")
         arrays = read_mat(path, "X", "y")

@@ -1,4 +1,4 @@
-"""Running text as numbers of words."""
+"""Running text as word numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from equipoise.core import require_count
-from equipoise.data.bounded_io import first, read_file
+from equipoise.data.bounded_io import find_file, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import DATASETS, Reader
@@ -26,19 +26,19 @@ IGNORE = -100  # what torch's cross entropy leaves out by default
 @DATASETS.register("text")
 @dataclass(frozen=True)
 class Text(Reader):
-    """Running text for language models, as the Penn Treebank is published (Marcus et al., 1993; Mikolov et al., 2010).
+    """Running text for language models, as the Penn Treebank is published.
 
-    Words are what stands between blanks, each line ends in `<eos>`, and the vocabulary is that of
-    the training file in the order of first appearance, with `<unk>` for all other words. `x` is one
-    long tensor, and `y` is the next word of each.
+    Words are separated by blanks, each line ends in `<eos>`, and the vocabulary is that of the
+    training file in order of first appearance, with `<unk>` for all other words (Marcus et al.,
+    1993; Mikolov et al., 2010). `x` is one long tensor, and `y` is the next word of each.
 
     Args:
-        length: Cuts `x` and `y` into rows of this many words, so that each is a sample; what is
+        length: Cuts `x` and `y` into rows of this many words, each of which is a sample; what is
             left over is dropped.
     """
 
     name = "text"
-    summary = "Running text as numbers of words (ptb.train.txt, ptb.valid.txt, ptb.test.txt)."
+    summary = "Running text as word numbers (ptb.train.txt, ptb.valid.txt, ptb.test.txt)."
     splits = ("train", "val", "test")
 
     length: int | None = None
@@ -49,7 +49,7 @@ class Text(Reader):
 
     def read(self, folder: Path, split: str) -> Dataset:
         files = dict.fromkeys((_FILES["train"], _FILES[split]))
-        absent = [file for file in files if first(folder, file) is None]
+        absent = [file for file in files if find_file(folder, file) is None]
         if absent:
             raise self.missing(folder, *absent)
         words = _words(folder / _FILES["train"])

@@ -1,4 +1,4 @@
-"""Changes of pictures in batches (batch, channels, height, width), with masks (batch, height, width) where targets are masks."""
+"""Transforms of batches of images (batch, channels, height, width), and of their masks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from equipoise.core import require_count, require_positive
+from equipoise.core import (
+    SettingError,
+    require_between,
+    require_count,
+    require_positive,
+    require_type,
+)
 
 __all__ = [
     "AddNoise",
@@ -28,11 +34,11 @@ __all__ = [
 class Transform(ABC):
     """Changes a batch and, if its targets are masks, the masks along with it.
 
-    Other targets than masks stay as they are. Random transforms draw from the generator that the
+    Targets other than masks stay as they are. Random transforms draw from the generator that the
     call is given and from nothing else, so that a run can be repeated.
 
     Attributes:
-        moves_pixels: Whether it changes where things are, so that targets that are pictures would
+        moves_pixels: Whether it changes where things are, so that targets that are images would
             no longer belong to `x`.
     """
 
@@ -44,24 +50,23 @@ class Transform(ABC):
         """Return the changed batch and its targets.
 
         Args:
-            x: Pictures, shape (batch, channels, height, width), bytes from 0 to 255 or floats.
+            x: Images, shape (batch, channels, height, width), bytes from 0 to 255 or floats.
             y: Their targets; masks if of shape (batch, height, width).
-            generator: Where random numbers come from; random transforms need one.
+            generator: The source of random numbers; random transforms need one.
         """
         if x.dim() != 4:
-            raise ValueError(
-                f"{self._name}.x must have shape (batch, channels, height, width); got "
-                f"{tuple(x.shape)}."
-            )
+            rule = "have shape (batch, channels, height, width)"
+            raise SettingError(f"{self._name}.x", rule, tuple(x.shape))
         if len(y) != len(x) or (y.dim() == 3 and y.shape[1:] != x.shape[2:]):
-            raise ValueError(
-                f"{self._name}.y must have a target or a mask for each picture; got "
-                f"{tuple(y.shape)}."
-            )
+            rule = "have a target or a mask for each image"
+            raise SettingError(f"{self._name}.y", rule, tuple(y.shape))
         if self.moves_pixels and y.dim() == 4:
-            raise ValueError(
-                f"{self._name}.y must not be pictures, which it would not move; got them. "
-                "Apply AddNoise after it."
+            raise SettingError(
+                f"{self._name}.y",
+                "not be images, which it would not move",
+                y,
+                "Apply AddNoise after it.",
+                got=f"a tensor of shape {tuple(y.shape)}",
             )
         return self.apply(x, y, generator)
 
@@ -86,10 +91,7 @@ class Compose(Transform):
 
     def __init__(self, *transforms: Transform) -> None:
         for transform in transforms:
-            if not isinstance(transform, Transform):
-                raise ValueError(
-                    f"Compose.transforms must be transforms; got {type(transform).__name__}."
-                )
+            require_type("Compose.transforms", transform, Transform, "transforms")
         self.transforms = transforms
 
     def __call__(
@@ -142,33 +144,30 @@ class Normalize(Transform):
         for value in self.std if isinstance(self.std, tuple) else (self.std,):
             require_positive("Normalize.std", value)
         for value in self.mean if isinstance(self.mean, tuple) else (self.mean,):
-            if not math.isfinite(value):
-                raise ValueError(f"Normalize.mean must be finite; got {value!r}.")
+            require_between("Normalize.mean", value, -math.inf, math.inf, "()")
 
     def apply(
         self, x: Tensor, y: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         require_floats("Normalize", x)
-        moved = [
+        mean, std = (
             torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
             for value in (self.mean, self.std)
-        ]
-        for value in moved:
+        )
+        for value in (mean, std):
             if len(value) not in (1, x.shape[1]):
-                raise ValueError(
-                    f"Normalize must have one number for each of {x.shape[1]} channels; got "
-                    f"{len(value)}."
-                )
-        return (x - moved[0]) / moved[1], y
+                rule = f"have one number for each of {x.shape[1]} channels"
+                raise SettingError("Normalize", rule, len(value))
+        return (x - mean) / std, y
 
 
 @final
 @dataclass(frozen=True)
 class Greyscale(Transform):
-    """Turns three channels into their luminance, `0.299 R + 0.587 G + 0.114 B` (ITU-R BT.601); one channel is that already.
+    """Turns colours into luminance, `0.299 R + 0.587 G + 0.114 B` (ITU-R BT.601).
 
     Args:
-        channels: How often to repeat it.
+        channels: How often to repeat it. Images of one channel are grey already.
     """
 
     channels: int = 1
@@ -182,7 +181,7 @@ class Greyscale(Transform):
         if x.shape[1] == 1:
             return x.expand(-1, self.channels, -1, -1), y
         if x.shape[1] != 3:
-            raise ValueError(f"Greyscale.x must have 3 channels, or 1; got {x.shape[1]}.")
+            raise SettingError("Greyscale.x", "have 3 channels, or 1", x.shape[1])
         values = x if x.is_floating_point() else x.to(torch.float32)
         weights = values.new_tensor((0.299, 0.587, 0.114))
         grey = torch.einsum("bchw,c->bhw", values, weights)[:, None]
@@ -192,12 +191,12 @@ class Greyscale(Transform):
 @final
 @dataclass(frozen=True)
 class AddNoise(Transform):
-    """Adds Gaussian noise and makes the clean pictures the targets, for a model that is to remove it.
+    """Adds Gaussian noise and makes the clean images the targets, to train a denoiser.
 
-    Put it after all that moves pixels, which must move clean and noisy ones alike.
+    Put it after all transforms that move pixels, which must move clean and noisy ones alike.
 
     Args:
-        sigma: Standard deviation of the noise, in the units of the pictures.
+        sigma: Standard deviation of the noise, in the units of the images.
     """
 
     sigma: float
@@ -215,21 +214,19 @@ class AddNoise(Transform):
 
 
 def require_floats(owner: str, x: Tensor) -> None:
-    """Raise unless pictures hold floats."""
+    """Raise unless images hold floats."""
     if not x.is_floating_point():
-        raise ValueError(f"{owner}.x must hold floats; got {x.dtype}. Apply ToFloat() first.")
+        raise SettingError(f"{owner}.x", "hold floats", x.dtype, "Apply ToFloat() first.")
 
 
 def require_generator(owner: str, generator: torch.Generator | None) -> torch.Generator:
     """Return the generator of random numbers, or raise if there is none."""
     if generator is None:
-        raise ValueError(
-            f"{owner}.generator must be a torch.Generator, so that the run can be repeated; "
-            "got None."
-        )
+        rule = "be a torch.Generator, so that the run can be repeated"
+        raise SettingError(f"{owner}.generator", rule, generator)
     return generator
 
 
 def match_kind(values: Tensor, x: Tensor) -> Tensor:
-    """Return values computed from pictures as bytes if those are bytes."""
+    """Return values computed from images as bytes if those are bytes."""
     return values if x.is_floating_point() else values.round().clamp(0, 255).to(x.dtype)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data import DataError, Greyscale
-from equipoise.data.bounded_io import read_file, reading, require_room
-from equipoise.data.image import SUFFIXES, is_picture, read_picture
-from equipoise.data.table import read_npy
+from equipoise.data.bounded_io import data_errors_of, read_file, require_room
+from equipoise.data.image import SUFFIXES, is_image_file, read_image
+from equipoise.data.numpy_table import read_npy
 
 __all__ = ["encode", "read_inputs"]
 
@@ -51,9 +51,9 @@ def read_inputs(
     """
     shape = tuple(shape)
     for path in map(Path, paths):
-        with reading(path):
+        with data_errors_of(path):
             if path.is_dir():
-                files = sorted(entry for entry in path.iterdir() if is_picture(entry))
+                files = sorted(entry for entry in path.iterdir() if is_image_file(entry))
                 if not files:
                     raise DataError(path, "is a folder without pictures")
             elif path.is_file():
@@ -103,7 +103,7 @@ def _read(
 
 
 def _text(path: Path, vocabulary: Sequence[str]) -> Tensor:
-    with reading(path):
+    with data_errors_of(path):
         text = read_file(path).decode("utf-8-sig")
     if "\0" in text:
         raise DataError(path, "is not text: it holds zero bytes")
@@ -119,17 +119,17 @@ def _picture(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(path, f"is a picture; the model takes samples of shape {shape}")
     if multiple is None:
-        picture = read_picture(path, (shape[1], shape[2]))
+        picture = read_image(path, (shape[1], shape[2]))
     else:
-        picture = read_picture(path)
+        picture = read_image(path)
         height, width = (max(round(side / multiple), 1) * multiple for side in picture.shape[1:])
         if picture.shape[1:] != (height, width):
-            picture = read_picture(path, (height, width))
+            picture = read_image(path, (height, width))
     return picture if shape[0] == 3 else Greyscale()(picture[None], torch.zeros(1))[0][0]
 
 
 def _array(path: Path) -> NDArray[Any]:
-    with reading(path):
+    with data_errors_of(path):
         size = path.stat().st_size
         require_room(path, size, size, packed=False)
         if path.suffix.lower() == ".npy":
@@ -155,7 +155,7 @@ def _array(path: Path) -> NDArray[Any]:
 
 def _table(path: Path) -> NDArray[np.float64]:
     content = read_file(path)
-    with reading(path):
+    with data_errors_of(path):
         rows = [
             (i, row)
             for i, row in enumerate(

@@ -108,7 +108,7 @@ def load_part(data: DataConfig, split: str | None) -> Dataset:
 def _load(data: DataConfig, split: str) -> Dataset:
     try:
         dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
-        return dataset.select(data.classes) if data.classes else dataset
+        return dataset.select_classes(data.classes) if data.classes else dataset
     except (TypeError, ImportError) as error:
         where = "data.options" if isinstance(error, TypeError) else "data.name"
         raise ValueError(f"{where}: {error}") from error

@@ -1,4 +1,4 @@
-"""Pickles read as data: a stream that could run anything is refused, and nothing in it is ever called."""
+"""Pickles read as plain data: one that could run code is refused, and nothing in it is called."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.bounded_io import reading, volume
+from equipoise.data.bounded_io import count_entries, data_errors_of
 from equipoise.data.errors import DataError
 
 __all__ = ["read_pickle"]
@@ -59,7 +59,7 @@ def _encode(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-_STANDING: dict[tuple[str, str], Any] = {
+_STUBS: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _Array,
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
@@ -70,19 +70,19 @@ _STANDING: dict[tuple[str, str], Any] = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STANDING:
+        if (module, name) not in _STUBS:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which could run code")
-        return _STANDING[module, name]
+        return _STUBS[module, name]
 
 
 def read_pickle(path: Path | str, content: bytes) -> dict[str, Any]:
     """Return the dictionary of plain values and arrays of bytes that a pickle holds.
 
     Args:
-        path: Where it comes from, for messages.
+        path: The file that it comes from, for messages.
         content: The pickle.
     """
-    with reading(path):
+    with data_errors_of(path):
         for opcode, argument, _ in pickletools.genops(content):
             if opcode.name not in _OPCODES:
                 raise DataError(
@@ -91,9 +91,8 @@ def read_pickle(path: Path | str, content: bytes) -> dict[str, Any]:
                     "it was not run",
                 )
             if opcode.name in ("PUT", "LONG_BINPUT") and int(argument or 0) > len(content):
-                raise DataError(
-                    path, "is a pickle that numbers its values beyond its length"
-                )  # each number costs memory
+                # each number costs memory
+                raise DataError(path, "is a pickle that numbers its values beyond its length")
         try:
             value = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         except pickle.UnpicklingError as error:
@@ -117,7 +116,7 @@ def read_pickle(path: Path | str, content: bytes) -> dict[str, Any]:
 
 
 def _array(path: Path | str, stub: _Array) -> NDArray[np.uint8]:
-    with reading(path):
+    with data_errors_of(path):
         _, shape, dtype, fortran, content = stub.state
         if isinstance(content, str):
             content = content.encode("latin1")
@@ -129,6 +128,6 @@ def _array(path: Path | str, stub: _Array) -> NDArray[np.uint8]:
             )
         if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
             raise DataError(path, "holds an array whose shape is not a tuple of whole numbers")
-        if not isinstance(content, bytes) or volume(shape) != len(content):
+        if not isinstance(content, bytes) or count_entries(shape) != len(content):
             raise DataError(path, "holds an array that is truncated")
         return np.frombuffer(content, dtype=np.uint8).reshape(shape, order="F" if fortran else "C")

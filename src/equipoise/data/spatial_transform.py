@@ -1,4 +1,4 @@
-"""Changes of where things are in pictures: sizes, parts and mirroring, of masks along with them."""
+"""Transforms that move pixels, and the masks along with them: resizing, cropping, flipping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equipoise.core import require_count, require_fraction, require_positive
+from equipoise.core import (
+    SettingError,
+    require_between,
+    require_fraction,
+    require_positive,
+    require_whole,
+)
+from equipoise.data.image import require_size
 from equipoise.data.transform import Transform, match_kind, require_generator
 
 __all__ = ["PadCropFlip", "RandomResizedCrop", "Resize"]
@@ -19,7 +26,7 @@ __all__ = ["PadCropFlip", "RandomResizedCrop", "Resize"]
 @final
 @dataclass(frozen=True)
 class Resize(Transform):
-    """Brings pictures to a size by bilinear interpolation, with a wider filter where they shrink; masks by the nearest pixel.
+    """Resizes images bilinearly, with an antialiasing filter, and masks by the nearest pixel.
 
     Args:
         size: Height and width.
@@ -30,7 +37,7 @@ class Resize(Transform):
     size: tuple[int, int]
 
     def __post_init__(self) -> None:
-        _check_size("Resize", self.size)
+        require_size("Resize.size", self.size)
 
     def apply(
         self, x: Tensor, y: Tensor, generator: torch.Generator | None
@@ -49,13 +56,13 @@ class Resize(Transform):
 @final
 @dataclass(frozen=True)
 class PadCropFlip(Transform):
-    """Pads pictures, cuts out a part of the old size at random, and mirrors some from left to right (He et al., 2016).
+    """Pads images, crops them at random to their old size, and mirrors some (He et al., 2016).
 
     Args:
         padding: Pixels of `fill` on each side.
         flip: The probability of mirroring.
-        fill: What to pad pictures with.
-        ignore: What to pad masks with.
+        fill: The value to pad images with.
+        ignore: The label to pad masks with.
     """
 
     moves_pixels = True
@@ -66,18 +73,16 @@ class PadCropFlip(Transform):
     ignore: int = 255
 
     def __post_init__(self) -> None:
-        if isinstance(self.padding, bool) or not isinstance(self.padding, int) or self.padding < 0:
-            raise ValueError(
-                f"PadCropFlip.padding must be a whole number of at least 0; got {self.padding!r}."
-            )
-        _check_flip("PadCropFlip", self.flip)
+        require_whole("PadCropFlip.padding", self.padding)
+        require_between("PadCropFlip.flip", self.flip, 0, 1)
 
     def apply(
         self, x: Tensor, y: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         count, _, height, width = x.shape
         top, left = (
-            _whole("PadCropFlip", 2 * self.padding + 1, count, generator) for _ in range(2)
+            _random_integers("PadCropFlip", 2 * self.padding + 1, count, generator)
+            for _ in range(2)
         )
         mirrored = _uniform("PadCropFlip", (count,), generator) < self.flip
         rows = top[:, None] + torch.arange(height)
@@ -94,17 +99,17 @@ class PadCropFlip(Transform):
 @final
 @dataclass(frozen=True)
 class RandomResizedCrop(Transform):
-    """Cuts out a box of random area and shape, brings it to a size, and mirrors some (Szegedy et al., 2015).
+    """Crops a random box, resizes it, and mirrors some of the images (Szegedy et al., 2015).
 
-    A box has `u` times the area of the picture, `u` uniform in `scale`, and the logarithm of its
-    width over its height is uniform in `ratio`. Of ten boxes the first that fits is taken; if none
-    does, the largest box about the centre of a shape in `ratio`. Each picture is multiplied by its
+    A box has `u` times the area of the image, `u` uniform in `scale`, and the logarithm of its
+    width over its height is uniform in `ratio`. The first of ten boxes that fits is used; if none
+    does, the largest box around the centre with a shape in `ratio`. Each image is multiplied by its
     own two matrices of interpolation weights, so the batch needs no loop.
 
     Args:
         size: Height and width of the result.
-        scale: Least and largest area, as parts of the picture's.
-        ratio: Least and largest width over height.
+        scale: Smallest and largest area, as fractions of the image's.
+        ratio: Smallest and largest width over height.
         flip: The probability of mirroring.
     """
 
@@ -116,13 +121,14 @@ class RandomResizedCrop(Transform):
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_size("RandomResizedCrop", self.size)
+        require_size("RandomResizedCrop.size", self.size)
         for name, (least, most) in (("scale", self.scale), ("ratio", self.ratio)):
             require_positive(f"RandomResizedCrop.{name}", least)
-            if not least <= most < math.inf:
-                raise ValueError(f"RandomResizedCrop.{name} must rise; got {(least, most)}.")
+            require_positive(f"RandomResizedCrop.{name}", most)
+            if least > most:
+                raise SettingError(f"RandomResizedCrop.{name}", "rise", (least, most))
         require_fraction("RandomResizedCrop.scale", self.scale[1])
-        _check_flip("RandomResizedCrop", self.flip)
+        require_between("RandomResizedCrop.flip", self.flip, 0, 1)
 
     def boxes(
         self, count: int, height: int, width: int, generator: torch.Generator | None
@@ -131,9 +137,9 @@ class RandomResizedCrop(Transform):
 
         Args:
             count: How many.
-            height: Of the pictures.
-            width: Of the pictures.
-            generator: Where random numbers come from.
+            height: The height of the images.
+            width: The width of the images.
+            generator: The source of random numbers.
         """
         draws = _uniform("RandomResizedCrop", (4, count, 10), generator)
         area = height * width * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[0])
@@ -180,11 +186,10 @@ class RandomResizedCrop(Transform):
 
 
 def _weights(start: Tensor, length: Tensor, whole: int, new: int) -> Tensor:
-    """Return the matrices (batch, new, whole) that interpolate linearly within a segment, with a wider filter where it shrinks."""
+    """Return the matrices (batch, new, whole) that resize a segment linearly, with antialiasing."""
     step = (length / new)[:, None, None]
-    centre = (
-        torch.arange(new)[:, None] + 0.5
-    ) * step  # (batch, new, 1), from the start of the segment
+    # (batch, new, 1), from the start of the segment
+    centre = (torch.arange(new)[:, None] + 0.5) * step
     pixel = torch.arange(whole) - start[:, None, None] + 0.5
     weight = (1 - (pixel - centre).abs() / step.clamp(min=1)).clamp(min=0)
     weight = weight * ((pixel > 0) & (pixel < length[:, None, None]))
@@ -208,17 +213,7 @@ def _uniform(owner: str, shape: tuple[int, ...], generator: torch.Generator | No
     return torch.rand(shape, generator=generator, device=generator.device).cpu()
 
 
-def _whole(owner: str, below: int, count: int, generator: torch.Generator | None) -> Tensor:
+def _random_integers(
+    owner: str, below: int, count: int, generator: torch.Generator | None
+) -> Tensor:
     return (_uniform(owner, (count,), generator) * below).long().clamp(max=below - 1)
-
-
-def _check_size(owner: str, size: object) -> None:
-    if not isinstance(size, tuple) or len(size) != 2:
-        raise ValueError(f"{owner}.size must be a pair (height, width); got {size!r}.")
-    for length in size:
-        require_count(f"{owner}.size", length)
-
-
-def _check_flip(owner: str, flip: float) -> None:
-    if not 0 <= flip <= 1:
-        raise ValueError(f"{owner}.flip must be in [0, 1]; got {flip!r}.")
