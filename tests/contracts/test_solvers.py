@@ -22,7 +22,7 @@ from problems import (
 )
 
 from equipoise import SOLVERS, Equilibrium, Implicit, Linearization, Shared, Status, Stop, solve
-from equipoise.solvers import Affine, MapProblem, run
+from equipoise.solvers import LinearProblem, MapProblem, run
 
 ALL = list(SOLVERS)
 FORWARD = [name for name in ALL if not SOLVERS[name].linear]
@@ -465,8 +465,12 @@ def test_affine_work_is_counted(name):
             select_rows=lambda index: counted(matrix[index]),
         )
 
-    problem = Affine(
-        MapProblem(Product(symmetric=True), [A]), torch.zeros_like(g), counted(A), g, transpose=True
+    problem = LinearProblem(
+        MapProblem(Product(symmetric=True), [A]),
+        torch.zeros_like(g),
+        g,
+        transpose=True,
+        local=counted(A),
     )
     solution = run(
         problem,

@@ -11,7 +11,7 @@ from problems import Product, contraction
 from torch import Tensor
 
 from equipoise import SOLVERS, FixedPoint, Status, Stop, solve
-from equipoise.solvers import Affine, Linearization, MapProblem, run
+from equipoise.solvers import Linearization, LinearProblem, MapProblem, run
 
 WIDTH = 4
 STOP = Stop(tolerance=1e-6, max_steps=120, patience=50)
@@ -394,7 +394,7 @@ def solve_affine(name: str, samples: list[Sample], stop: Stop):
     base = MapProblem(Product(symmetric=SOLVERS[name].needs_symmetric), [A])
     start = torch.zeros_like(g)
     solution = run(
-        Affine(base, start, base.linearize(start), g, transpose=False),
+        LinearProblem(base, start, g, transpose=False).linearized(),
         start,
         SOLVERS.resolve(name),
         stop,
@@ -583,7 +583,7 @@ def test_prediction_that_drifted_is_not_believed(name, max_steps, can_drop_rows)
     base, start = MapProblem(equation, [A]), torch.zeros(6, 7)
     stop = Stop(tolerance=1e-9, absolute=0.0, max_steps=max_steps)
     solution = run(
-        Affine(base, start, base.linearize(start), g, transpose=True),
+        LinearProblem(base, start, g, transpose=True).linearized(),
         start,
         SOLVERS.resolve(name),
         stop,
@@ -697,7 +697,7 @@ def test_nan_in_a_jacobian_product_is_told_and_touches_nobody_else(name, call):
 
         base, start = MapProblem(Product(symmetric=True), [A]), torch.zeros_like(g)
         return run(
-            Affine(base, start, local(A, torch.arange(4)), g, transpose=True),
+            LinearProblem(base, start, g, transpose=True, local=local(A, torch.arange(4))),
             start,
             SOLVERS.resolve(name),
             stop,

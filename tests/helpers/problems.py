@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import Cell, Linearization, Shared, Stop
-from equipoise.solvers import Affine, Equation, MapProblem
+from equipoise.solvers import Equation, LinearProblem, MapProblem
 
 DOTTIE = 0.739085133215160641655312087673873404
 TIGHT = Stop(tolerance=1e-13, max_steps=500)
@@ -216,7 +216,7 @@ PROBLEMS: dict[str, Callable[..., Known]] = {
 
 
 class Product(Equation):
-    """`z = A z` with a matrix for each sample: what `Affine` linearises."""
+    """`z = A z` with a matrix for each sample: what `LinearProblem` is made from."""
 
     rows = (True,)
 
@@ -231,7 +231,7 @@ class Product(Equation):
 class KnownLinear:
     """`v = A v + g`, or with the transpose of `A`, as the adjoint solver sees it."""
 
-    problem: Affine
+    problem: LinearProblem
     matrix: Tensor
     g: Tensor
     answer: Tensor
@@ -254,7 +254,7 @@ def linear(
     )
     base = MapProblem(Product(symmetric), [A.to(dtype)])
     point = torch.zeros(batch, width, dtype=dtype)
-    problem = Affine(base, point, base.linearize(point), g.to(dtype), transpose=transpose)
+    problem = LinearProblem(base, point, g.to(dtype), transpose=transpose).linearized()
     return KnownLinear(problem, A.mT if transpose else A, g, answer.to(dtype))
 
 

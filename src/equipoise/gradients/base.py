@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.core.registry import Registry
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.policy import SolveLog
-from equipoise.solvers.problem import Equation, MapProblem
+from equipoise.solvers.problem import Equation, Problem
 from equipoise.solvers.protocol import Solution, Solver, Stop
 from equipoise.solvers.solve import unpack_solution
 
@@ -45,9 +45,8 @@ class Plan:
     steps_made: int = 0
     solution: Solution | None = field(default=None, init=False)
 
-    def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        """Return the equilibrium without recording gradients."""
-        problem = MapProblem(self.equation, args)
+    def solve(self, problem: Problem, z0: Tensor) -> Tensor:
+        """Return the equilibrium of the equation with its arguments, without recording gradients."""
         if self.steps_made:
             flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
         else:

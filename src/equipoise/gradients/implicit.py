@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -16,20 +15,21 @@ from equipoise.core.tree import row_norm, shares_memory
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.solvers.auto import pick_adjoint
+from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
-from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem
-from equipoise.solvers.protocol import SOLVERS, Solver, Status, Stop
+from equipoise.solvers.problem import MapProblem, Problem
+from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Status, Stop
 
-__all__ = ["Implicit", "find_detached"]
+__all__ = ["Implicit"]
 
 
 @final
 @GRADIENTS.register("implicit")
 @dataclass(frozen=True)
 class Implicit(Gradient):
-    """Solve the adjoint equation `v = J^T v + g` at the equilibrium and pull `v` back through one step (Bai et al., 2019).
+    """Solve the adjoint equation `v = J^T v + g`, then pull `v` back through one step.
 
-    Exact up to the tolerance of the two solves, in constant memory. The adjoint equation is an
+    See Bai et al. (2019). Exact up to the tolerance of the two solves, in constant memory. The adjoint equation is an
     equilibrium itself, so its own derivatives follow in the same way, and second and higher
     derivatives are exact too. Forward mode solves `t = J t + d`.
 
@@ -54,57 +54,45 @@ class Implicit(Gradient):
             require_count("Implicit.max_steps", self.max_steps)
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        return find(_Forward(plan, self), z0, args)
+        return _Task(plan, self, MapProblem(plan.equation, args)).find(z0)
 
 
-def find(task: _Task, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-    """Run a task as one differentiable operation."""
-    result: Tensor = _Solve.apply(task, z0, *args)  # type: ignore[no-untyped-call]
-    return result
+@dataclass(frozen=True)
+class _Task:
+    """A problem of a plan: the forward one, or one of the linear ones that its derivatives need.
 
+    Attributes:
+        plan: The forward solve.
+        settings: How linear problems are solved.
+        problem: The problem.
+    """
 
-class _Task(ABC):
-    """An equation that knows how to solve itself and what its linearised equations are."""
+    plan: Plan
+    settings: Implicit
+    problem: Problem
 
-    equation: Equation
+    def find(self, z0: Tensor) -> Tensor:
+        """Solve as one differentiable operation."""
+        result: Tensor = _Solve.apply(self, z0, *self.problem.args)  # type: ignore[no-untyped-call]
+        return result
 
-    def __init__(self, plan: Plan, settings: Implicit) -> None:
-        self.plan = plan
-        self.settings = settings
+    def with_args(self, args: Sequence[Tensor]) -> _Task:
+        """Return the same task with other arguments."""
+        return replace(self, problem=self.problem.with_args(args))
 
-    @abstractmethod
-    def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        """Return the solution without recording gradients."""
+    def linear(self, z: Tensor, g: Tensor, args: Sequence[Tensor], *, transpose: bool) -> _Task:
+        """Return the linear problem at a solution `z` with constant term `g`."""
+        base = self.problem.with_args(args)
+        return replace(self, problem=LinearProblem(base, z, g, transpose=transpose))
 
-    def linearised(self, *, transpose: bool) -> _Linear:
-        return _Linear(self, transpose)
+    def solve(self, z0: Tensor) -> Tensor:
+        """Solve without recording gradients."""
+        if isinstance(self.problem, LinearProblem):
+            return self.solve_linear(self.problem.linearized())
+        return self.plan.solve(self.problem, z0)
 
-
-class _Forward(_Task):
-    def __init__(self, plan: Plan, settings: Implicit) -> None:
-        super().__init__(plan, settings)
-        self.equation = plan.equation
-
-    def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        return self.plan.solve(z0, args)
-
-
-class _Linear(_Task):
-    """`v = J v + d` or `v = J^T v + d` at an equilibrium `z`, with arguments `(d, z, *args)`."""
-
-    def __init__(self, base: _Task, transpose: bool) -> None:
-        super().__init__(base.plan, base.settings)
-        self.base = base
-        self.transpose = transpose
-        self.equation = _LinearEquation(base.equation, transpose)
-
-    def solve(self, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        d, z, *rest = args
-        problem = MapProblem(self.base.equation, rest)
-        return self.solve_at(problem, z, problem.linearize(z), d)
-
-    def solve_at(self, problem: MapProblem, z: Tensor, local: Linearization, d: Tensor) -> Tensor:
-        """Solve at a point where the base equation has been linearised."""
+    def solve_linear(self, problem: LinearProblem) -> Tensor:
+        """Solve a linear problem that has its linearisation, from zero."""
         plan, settings = self.plan, self.settings
         if settings.solver == "auto":
             solver = pick_adjoint(symmetric=problem.symmetric, lipschitz=plan.lipschitz)
@@ -117,67 +105,47 @@ class _Linear(_Task):
             patience=plan.stop.patience,
             check_every=plan.stop.check_every,
         )
-        unit = _unit(d)
-        d = d if unit is None else d / unit
-        start = d.new_zeros(1, 1).expand_as(
-            d
-        )  # from zero, where the map is known; and zero takes no memory
-        solution = run(
-            Affine(problem, z, local, d, transpose=self.transpose), start, solver, stop, f=d
-        )
+        unit = _unit(problem.g)
+        if unit is not None:
+            problem = problem.with_constant(problem.g / unit)
+        g = problem.g
+        # At zero the map is known, and a zero expanded from one entry takes no memory.
+        start = g.new_zeros(1, 1).expand_as(g)
+        solution = run(problem, start, solver, stop, f=g)
         plan.add_adjoint(solution)
-        value: Tensor = solution.value
-        failed = ~solution.converged
-        if failed.any():
-            # A failed solve must not pass for a vanishing gradient: use the first term of the
-            # series, or NaN if nothing is finite.
-            idle = failed & (value == 0).all(dim=1)
-            value = torch.where(idle[:, None], d, value)
-            lost = solution.status == Status.NONFINITE
-            value = torch.where(lost[:, None], torch.nan, value)
+        value = _never_silently_zero(solution, g)
         return value if unit is None else value * unit
 
 
-def _unit(d: Tensor) -> Tensor | None:
-    """The largest entry of each row if the squares of some row would underflow or overflow, else nothing."""
-    limits = torch.finfo(d.dtype)
-    size = row_norm(d)
-    if not d.shape[1] or bool(
-        ((size > limits.tiny**0.5 / limits.eps) & (size < limits.max**0.5 * limits.eps)).all()
-    ):
+def _never_silently_zero(solution: Solution, g: Tensor) -> Tensor:
+    """Return the solution of a linear problem so that a failure cannot pass for a zero gradient.
+
+    A failed sample that is zero becomes `g`, the first term of the series; one that met NaN or
+    infinity becomes NaN.
+    """
+    value: Tensor = solution.value
+    failed = ~solution.converged
+    if not failed.any():
+        return value
+    zero = failed & (value == 0).all(dim=1)
+    value = torch.where(zero[:, None], g, value)
+    nonfinite = solution.status == Status.NONFINITE
+    return torch.where(nonfinite[:, None], torch.nan, value)
+
+
+def _unit(g: Tensor) -> Tensor | None:
+    """Return the largest entry of each row if squares of some row would underflow or overflow."""
+    limits = torch.finfo(g.dtype)
+    size = row_norm(g)
+    small, large = limits.tiny**0.5 / limits.eps, limits.max**0.5 * limits.eps
+    if not g.shape[1] or bool(((size > small) & (size < large)).all()):
         return None
-    largest = d.abs().amax(dim=1, keepdim=True)
+    largest = g.abs().amax(dim=1, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
 
 
-class _LinearEquation(Equation):
-    def __init__(self, base: Equation, transpose: bool) -> None:
-        self.base = base
-        self.transpose = transpose
-        self.rows = (True, True, *base.rows)
-        self.mutable_args = frozenset(place + 2 for place in base.mutable_args)
-        self.symmetric = base.symmetric
-        self.can_drop_rows = base.can_drop_rows
-
-    def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        d, z, *rest = args
-        step = self.base.bind(rest)
-        if self.transpose:
-
-            def adjoint(v: Tensor) -> Tensor:
-                pulled: Tensor = _vjp(step, z)[1](v)[0]
-                return pulled + d
-
-            return adjoint
-
-        def tangent(v: Tensor) -> Tensor:
-            return _push(step, (z,), (v,)) + d
-
-        return tangent
-
-
 class _Solve(torch.autograd.Function):
-    """The solution of a task as a differentiable function of everything the equation depends on.
+    """The solution of a task as a differentiable function of everything the problem depends on.
 
     The tensors are explicit arguments, because a derivative taken at a detached copy forgets that
     the solution moves with them, which makes second derivatives silently wrong.
@@ -185,7 +153,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(task: _Task, z0: Tensor, *args: Tensor) -> Tensor:
-        value = task.solve(z0, args)
+        value = task.with_args(args).solve(z0)
         return value.clone() if shares_memory(value, (z0, *args)) else value
 
     @staticmethod
@@ -194,7 +162,7 @@ class _Solve(torch.autograd.Function):
         ctx.task = task
         # A step may write to its buffers (a running statistic, say) between forward and backward;
         # torch would refuse that.
-        mutable_args = task.equation.mutable_args
+        mutable_args = task.problem.mutable_args
         ctx.buffers = {
             i: arg for i, arg in enumerate(args) if i in mutable_args and not is_wrapped(arg)
         }
@@ -214,33 +182,34 @@ class _Solve(torch.autograd.Function):
             need and arg.dtype.is_floating_point
             for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)
         ]
-        pull = _pull_recorded if torch.is_grad_enabled() else _pull
+        pull = _pull_differentiably if torch.is_grad_enabled() else _pull
         with full_precision(z.device.type):
             return (None, None, *pull(ctx.task, g, z, args, wanted))
 
     @staticmethod
     def jvp(ctx: Any, _task: None, _z0: Tensor | None, *tangents: Tensor | None) -> Tensor:
         z, args = _saved(ctx)
-        moved = {place: tangent for place, tangent in enumerate(tangents) if tangent is not None}
+        moved = {index: tangent for index, tangent in enumerate(tangents) if tangent is not None}
         if not moved:
             return torch.zeros_like(z)
+        task: _Task = ctx.task
         with full_precision(z.device.type):
-            step = _at(ctx.task.equation, z, args, list(moved))
-            d = _push(step, [args[i] for i in moved], list(moved.values()))
-            return find(ctx.task.linearised(transpose=False), torch.zeros_like(z), [d, z, *args])
+            step = _in_args(task.problem, z, args, list(moved))
+            g = func_jvp(step, [args[i] for i in moved], list(moved.values()))
+            return task.linear(z, g, args, transpose=False).find(torch.zeros_like(z))
 
     @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], task: _Task, *tensors: Tensor
     ) -> tuple[Tensor, int]:
-        """Members of an ensemble have their own weights, hence their own problems: solve them one after the other."""
+        """Solve the members of an ensemble in turn: their own weights make their own problems."""
         members = []
         for member in range(info.batch_size):
             z0, *args = (
                 t if d is None else t.select(d, member)
                 for t, d in zip(tensors, in_dims[1:], strict=True)
             )
-            members.append(find(task, z0, args))
+            members.append(task.with_args(args).find(z0))
         return torch.stack(members), 0
 
 
@@ -257,36 +226,21 @@ def _saved(ctx: Any) -> tuple[Tensor, list[Tensor]]:
 _Solve.forward.__signature__ = inspect.signature(_Solve.forward)  # type: ignore[attr-defined]
 
 
-def _vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
-    value, pull = torch.func.vjp(step, *primals)[:2]
-    return value, pull
-
-
-def _push(
-    step: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]
-) -> Tensor:
-    """`J t` as the derivative of `u -> J^T u`, because torch cannot nest forward mode in forward mode."""
-    value, pull = _vjp(step, *primals)
-    _, push = _vjp(pull, torch.zeros_like(value))
-    moved: Tensor = push(tuple(tangents))[0]
-    return moved
-
-
-def _at(
-    equation: Equation, z: Tensor, args: Sequence[Tensor], places: Sequence[int]
+def _in_args(
+    problem: Problem, z: Tensor, args: Sequence[Tensor], indices: Sequence[int]
 ) -> Callable[..., Tensor]:
-    """The step at `z` as a function of the arguments in `places` alone."""
+    """Return the step at `z` as a function of the arguments at `indices` alone."""
 
     def step(*chosen: Tensor) -> Tensor:
         full = list(args)
-        for place, tensor in zip(places, chosen, strict=True):
-            full[place] = tensor
-        return equation.bind(full)(z)
+        for index, tensor in zip(indices, chosen, strict=True):
+            full[index] = tensor
+        return problem.with_args(full)(z)
 
     return step
 
 
-def _pull_recorded(
+def _pull_differentiably(
     task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]
 ) -> list[Tensor | None]:
     """Pull `g` back to the arguments by operations that can be differentiated again.
@@ -294,50 +248,51 @@ def _pull_recorded(
     `torch.func.vjp` takes its arguments as independent; `torch.autograd.grad` at the attached
     solution would count the path through the solution twice.
     """
-    v = find(task.linearised(transpose=True), torch.zeros_like(g), [g, z, *args])
-    places = [place for place, want in enumerate(wanted) if want]
+    v = task.linear(z, g, args, transpose=True).find(torch.zeros_like(g))
+    indices = [index for index, want in enumerate(wanted) if want]
     pulled: list[Tensor | None] = [None] * len(args)
-    if places:
+    if indices:
         if not any(is_wrapped(tensor) for tensor in (g, z, *args)):
-            leaves = [
-                arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)
-            ]
-            task.plan.inspect(task.equation.bind(leaves)(z.detach()), leaves)
-        _, pull = _vjp(_at(task.equation, z, args, places), *(args[i] for i in places))
-        for place, tensor in zip(places, pull(v), strict=True):
-            pulled[place] = tensor
+            leaves = _leaves(args, wanted)
+            task.plan.inspect(task.problem.with_args(leaves)(z.detach()), leaves)
+        step = _in_args(task.problem, z, args, indices)
+        _, pull = func_vjp(step, *(args[i] for i in indices))
+        for index, tensor in zip(indices, pull(v), strict=True):
+            pulled[index] = tensor
     return pulled
 
 
 def _pull(
     task: _Task, g: Tensor, z: Tensor, args: list[Tensor], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """Pull `g` back to the arguments, first derivatives only: one recorded step serves the adjoint solve and the pull-back."""
+    """Pull `g` back to the arguments, for first derivatives only.
+
+    One recorded step serves the adjoint solve and the pull-back.
+    """
     z = z.detach()
-    leaves = [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]
+    leaves = _leaves(args, wanted)
     chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-    problem = MapProblem(task.equation, args)
-    with torch.set_grad_enabled(task.equation.linearize_keeps_graph):
-        local = task.equation.declared(z, leaves if task.equation.linearize_keeps_graph else args)
+    problem, recorded = task.problem.with_args(args), task.problem.with_args(leaves)
+    keeps_graph = problem.linearize_keeps_graph
+    with torch.set_grad_enabled(keeps_graph):
+        local = (recorded if keeps_graph else problem).declared(z)
     if local is None:
-        problem = MapProblem(task.equation, leaves)
-        local = problem.linearize(z)
-    v = task.linearised(transpose=True).solve_at(problem, z, local, g)
+        problem, local = recorded, recorded.linearize(z)
+    v = task.solve_linear(LinearProblem(problem, z, g, transpose=True, local=local))
     if not chosen:
         return [None] * len(args)
-    recorded = local.graph
-    if recorded is None:
+    value = local.graph
+    if value is None:
         with torch.enable_grad():
-            recorded = task.equation.bind(leaves)(z)
-    task.plan.inspect(recorded, [*chosen, *([] if local.point is None else [local.point])])
+            value = recorded(z)
+    task.plan.inspect(value, [*chosen, *([] if local.point is None else [local.point])])
     found = iter(
-        torch.autograd.grad(recorded, chosen, v, allow_unused=True)
-        if recorded.requires_grad
+        torch.autograd.grad(value, chosen, v, allow_unused=True)
+        if value.requires_grad
         else [None] * len(chosen)
     )
     return [next(found) if want else None for want in wanted]
 
 
-def find_detached(plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-    """Return the equilibrium without connecting it to `args`; unlike `Plan.solve`, also under `torch.func` transforms."""
-    return find(_Forward(plan, Implicit()), z0.detach(), [arg.detach() for arg in args])
+def _leaves(args: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor]:
+    return [arg.detach().requires_grad_(want) for arg, want in zip(args, wanted, strict=True)]

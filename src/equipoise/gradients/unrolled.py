@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.core.validate import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
-from equipoise.gradients.implicit import find_detached
+from equipoise.gradients.detached import find_detached
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.problem import MapProblem
 from equipoise.solvers.protocol import Point

@@ -5,9 +5,10 @@ from equipoise.solvers.anderson import Anderson
 from equipoise.solvers.broyden import Broyden
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
+from equipoise.solvers.linear_problem import LinearProblem
 from equipoise.solvers.loop import run
 from equipoise.solvers.newton import Newton
-from equipoise.solvers.problem import Affine, Equation, Linearization, MapProblem, Problem
+from equipoise.solvers.problem import Equation, Linearization, MapProblem, Problem
 from equipoise.solvers.protocol import (
     SOLVERS,
     Move,
@@ -27,13 +28,13 @@ __all__ = [
     "SAM",
     "SOLVERS",
     "Accelerated",
-    "Affine",
     "Anderson",
     "BiCGStab",
     "Broyden",
     "ConjugateGradient",
     "Equation",
     "FixedPoint",
+    "LinearProblem",
     "Linearization",
     "MapProblem",
     "Move",

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.core.tree import row_dot, row_norm
 from equipoise.core.validate import require_count
-from equipoise.solvers.problem import Affine, Problem
+from equipoise.solvers.linear_problem import LinearProblem
+from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["GMRES", "BiCGStab", "ConjugateGradient", "Neumann"]
@@ -24,10 +25,10 @@ def _divide(a: Tensor, b: Tensor) -> Tensor:
 class _Krylov(Rule):
     """A rule that multiplies with `A = I - J`."""
 
-    problem: Affine
+    problem: LinearProblem
 
     def __init__(self, problem: Problem) -> None:
-        assert isinstance(problem, Affine)
+        assert isinstance(problem, LinearProblem)
         self.problem = problem
 
     def image(self, p: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ class _Conjugate(_Krylov):
         )
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
-        assert isinstance(problem, Affine)
+        assert isinstance(problem, LinearProblem)
         self.problem = problem
         if self.direction is not None and self.energy is not None:
             self.direction, self.energy = self.direction[rows], self.energy[rows]
@@ -129,7 +130,7 @@ class _Stabilised(_Krylov):
         return Move(z, gap=residual)
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
-        assert isinstance(problem, Affine)
+        assert isinstance(problem, LinearProblem)
         self.problem = problem
         self.memory = [part[rows] for part in self.memory]
 
@@ -204,7 +205,7 @@ class _Minimal(_Krylov):
         return Move(z, gap=residual)
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
-        assert isinstance(problem, Affine)
+        assert isinstance(problem, LinearProblem)
         self.problem = problem
         if self.bases.numel():
             self.bases = self.bases[rows]

@@ -74,9 +74,11 @@ def _drive(
     if z.numel() == 0:
         return monitor.solution()
     if f is None:
-        versions = [tensor._version for tensor in (z, *problem.fixed)]
+        fixed = [z]
+        fixed += [arg for i, arg in enumerate(problem.args) if i not in problem.mutable_args]
+        versions = [tensor._version for tensor in fixed]
         f = problem(z)
-        if versions != [tensor._version for tensor in (z, *problem.fixed)]:
+        if versions != [tensor._version for tensor in fixed]:
             raise ValueError(
                 "A step must not change its state or context in place; got one that does. "
                 "Write z + 1, not z.add_(1)."

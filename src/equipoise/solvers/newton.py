@@ -11,8 +11,9 @@ from torch import Tensor
 from equipoise.core.tree import row_norm
 from equipoise.core.validate import require_count
 from equipoise.solvers.linear import GMRES, ConjugateGradient
+from equipoise.solvers.linear_problem import LinearProblem
 from equipoise.solvers.loop import run
-from equipoise.solvers.problem import Affine, Linearization, Problem
+from equipoise.solvers.problem import Linearization, Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver, Stop
 
 __all__ = ["Newton"]
@@ -70,7 +71,7 @@ class _Search(Rule):
             self.local, self.rest = None, rest - 1
             return Move(at.f)
         local = self.local or self.problem.linearize(z)
-        system = Affine(self.problem, z, local, gap, transpose=False)
+        system = LinearProblem(self.problem, z, gap, transpose=False, local=local)
         direction = run(system, torch.zeros_like(z), self.inner, self.stop, f=gap).value
         direction = torch.where(resting, gap, direction)
         before = at.size[:, None]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Tree, row_norm
 
-__all__ = ["Affine", "Equation", "Linearization", "MapProblem", "Problem", "linearize_by_autograd"]
+__all__ = ["Equation", "Linearization", "MapProblem", "Problem", "linearize_by_autograd"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Equation(ABC):
         rows: For each argument, whether its first axis is the batch.
         symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
         can_drop_rows: Whether samples may leave the batch.
-        mutable_args: Places of arguments that evaluating may write to.
+        mutable_args: Indices of arguments that evaluating may write to.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         layout: How the state's tensors lie in the rows; nothing if the rows are the state.
     """
@@ -127,20 +128,24 @@ class Problem(ABC):
     """An equation with its arguments: what a solver runs on.
 
     Attributes:
+        args: Every tensor that the map depends on, besides the state.
+        mutable_args: Indices of arguments that evaluating may write to.
         symmetric: Whether the Jacobian is symmetric positive semidefinite.
         affine: Whether the map is affine.
         can_drop_rows: Whether samples may leave the batch.
         coupled: Whether the samples depend on each other, so that the batch is one row.
-        fixed: Tensors that evaluating must not change.
-        work: Evaluations and Jacobian products so far, shared with the problems taken from this
-            one.
+        linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
+        work: Counter of evaluations and Jacobian products, shared with the problems made from this
+            one by `select_rows`.
     """
 
+    args: Sequence[Tensor]
+    mutable_args: frozenset[int] = frozenset()
     symmetric: bool = False
     affine: bool = False
     can_drop_rows: bool = True
     coupled: bool = False
-    fixed: Sequence[Tensor] = ()
+    linearize_keeps_graph: bool = False
     work: Work
 
     @abstractmethod
@@ -152,8 +157,16 @@ class Problem(ABC):
         """Evaluate the map and linearise it."""
 
     @abstractmethod
+    def declared(self, z: Tensor) -> Linearization | None:
+        """Return the linearisation, if the problem knows better than autograd."""
+
+    @abstractmethod
     def select_rows(self, rows: Tensor) -> Problem:
         """Return the problem of some samples only."""
+
+    @abstractmethod
+    def with_args(self, args: Sequence[Tensor]) -> Problem:
+        """Return the same equation with other arguments; it can be differentiated in all of them."""
 
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
@@ -182,7 +195,7 @@ class MapProblem(Problem):
     Args:
         equation: The equation.
         args: Its arguments.
-        work: The counter to go on with.
+        work: The counter to continue; by default a new one.
     """
 
     def __init__(
@@ -190,12 +203,16 @@ class MapProblem(Problem):
     ) -> None:
         self.equation = equation
         self.args = args
+        self.mutable_args = equation.mutable_args
         self.symmetric = equation.symmetric
         self.can_drop_rows = equation.can_drop_rows
         self.coupled = equation.layout is not None and equation.layout.coupled
-        self.fixed = [arg for place, arg in enumerate(args) if place not in equation.mutable_args]
+        self.linearize_keeps_graph = equation.linearize_keeps_graph
         self.work = work or Work()
-        self._step = equation.bind(args)
+
+    @cached_property
+    def _step(self) -> Callable[[Tensor], Tensor]:
+        return self.equation.bind(self.args)
 
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
@@ -203,10 +220,12 @@ class MapProblem(Problem):
 
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
-        local = self.equation.declared(z, self.args)
-        return local or linearize_by_autograd(
+        return self.declared(z) or linearize_by_autograd(
             self._step, z, self.equation.twice_differentiable(self.args)
         )
+
+    def declared(self, z: Tensor) -> Linearization | None:
+        return self.equation.declared(z, self.args)
 
     def select_rows(self, rows: Tensor) -> Problem:
         args = [
@@ -215,62 +234,11 @@ class MapProblem(Problem):
         ]
         return MapProblem(self.equation, args, self.work)
 
+    def with_args(self, args: Sequence[Tensor]) -> Problem:
+        return MapProblem(self.equation, args)
+
     def unpack(self, z: Tensor) -> Tree:
         return self.equation.unpack(z)
 
     def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
         return self.equation.pack(state, owner)
-
-
-class Affine(Problem):
-    """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point.
-
-    Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they
-    cannot become.
-
-    Args:
-        base: The problem that was linearised.
-        point: Where.
-        local: Its linearisation there.
-        g: The constant term.
-        transpose: Whether to use the transposed Jacobian.
-    """
-
-    affine = True
-
-    def __init__(
-        self, base: Problem, point: Tensor, local: Linearization, g: Tensor, *, transpose: bool
-    ) -> None:
-        self.base = base
-        self.point = point
-        self.local = local
-        self.g = g
-        self.transpose = transpose
-        self.symmetric = base.symmetric
-        self.can_drop_rows = base.can_drop_rows
-        self.work = base.work
-        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
-        # cheaper.
-        self._product = local.vjp if transpose or base.symmetric else local.jvp
-        self._scale = row_norm(g)
-
-    def product(self, v: Tensor) -> Tensor:
-        """Return the linear part at `v`."""
-        self.work.count += 1
-        product: Tensor = self._product(v)
-        return product
-
-    def __call__(self, v: Tensor) -> Tensor:
-        return self.product(v) + self.g
-
-    def linearize(self, z: Tensor) -> Linearization:
-        other = self.local.jvp if self.transpose else self.local.vjp
-        return Linearization(self(z), self._product, other)
-
-    def scale(self, f: Tensor) -> Tensor:
-        return torch.maximum(row_norm(f), self._scale)
-
-    def select_rows(self, rows: Tensor) -> Problem:
-        base, point = self.base.select_rows(rows), self.point[rows]
-        local = self.local.select_rows(rows) if self.local.select_rows else base.linearize(point)
-        return Affine(base, point, local, self.g[rows], transpose=self.transpose)

@@ -1,0 +1,21 @@
+"""Equilibria that gradients do not flow through."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from equipoise.gradients.base import Plan
+from equipoise.gradients.implicit import Implicit
+
+__all__ = ["find_detached"]
+
+
+def find_detached(plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
+    """Return the equilibrium without connecting it to `args`.
+
+    Unlike `Plan.solve` it also works under the transforms of `torch.func`, whose rules `Implicit`
+    has.
+    """
+    return Implicit().attach(plan, z0.detach(), [arg.detach() for arg in args])

@@ -1,0 +1,137 @@
+"""The linear equations that belong to an equilibrium: adjoints, tangents and Newton systems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.core.tree import row_norm
+from equipoise.solvers.problem import Linearization, Problem
+
+__all__ = ["LinearProblem", "func_jvp", "func_vjp"]
+
+
+class LinearProblem(Problem):
+    """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point.
+
+    Its arguments are `(g, point, *base.args)`. With a linearisation the products are fast, which
+    solving needs; without one they are made by `torch.func`, and the map can be differentiated in
+    the arguments again, which derivatives of higher order need.
+
+    Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they
+    cannot become.
+
+    Args:
+        base: The problem whose Jacobian it is.
+        point: Where.
+        g: The constant term.
+        transpose: Whether to use the transposed Jacobian.
+        local: The linearisation of `base` at `point`.
+    """
+
+    affine = True
+
+    def __init__(
+        self,
+        base: Problem,
+        point: Tensor,
+        g: Tensor,
+        *,
+        transpose: bool,
+        local: Linearization | None = None,
+    ) -> None:
+        self.base = base
+        self.point = point
+        self.g = g
+        self.transpose = transpose
+        self.local = local
+        self.args = (g, point, *base.args)
+        self.mutable_args = frozenset(index + 2 for index in base.mutable_args)
+        self.symmetric = base.symmetric
+        self.can_drop_rows = base.can_drop_rows
+        self.work = base.work
+        if local is None:
+            self._product: Callable[[Any], Any] = self._differentiable_product
+        else:
+            # The two products are equal for a symmetric Jacobian, and autograd's transposed one is
+            # the cheaper.
+            self._product = local.vjp if transpose or base.symmetric else local.jvp
+
+    def product(self, v: Tensor) -> Tensor:
+        """Return the linear part at `v`."""
+        self.work.count += 1
+        product: Tensor = self._product(v)
+        return product
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.product(v) + self.g
+
+    def _differentiable_product(self, v: Tensor) -> Tensor:
+        if self.transpose:
+            product: Tensor = func_vjp(self.base, self.point)[1](v)[0]
+            return product
+        return func_jvp(self.base, [self.point], [v])
+
+    def linearized(self) -> LinearProblem:
+        """Return the same problem with fast products."""
+        if self.local is not None:
+            return self
+        return self._with_local(self.base, self.point, self.g, self.base.linearize(self.point))
+
+    def linearize(self, z: Tensor) -> Linearization:
+        problem = self.linearized()
+        assert problem.local is not None
+        other = problem.local.jvp if self.transpose else problem.local.vjp
+        return Linearization(problem(z), problem._product, other)
+
+    def declared(self, z: Tensor) -> Linearization:
+        return self.linearize(z)
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        return row_norm(self.g)
+
+    def scale(self, f: Tensor) -> Tensor:
+        return torch.maximum(row_norm(f), self._scale)
+
+    def select_rows(self, rows: Tensor) -> LinearProblem:
+        base, point, local = self.base.select_rows(rows), self.point[rows], self.local
+        if local is not None:
+            local = local.select_rows(rows) if local.select_rows else base.linearize(point)
+        return self._with_local(base, point, self.g[rows], local)
+
+    def with_constant(self, g: Tensor) -> LinearProblem:
+        """Return the same problem with another constant term."""
+        return self._with_local(self.base, self.point, g, self.local)
+
+    def with_args(self, args: Sequence[Tensor]) -> LinearProblem:
+        g, point, *rest = args
+        return self._with_local(self.base.with_args(rest), point, g, None)
+
+    def _with_local(
+        self, base: Problem, point: Tensor, g: Tensor, local: Linearization | None
+    ) -> LinearProblem:
+        return LinearProblem(base, point, g, transpose=self.transpose, local=local)
+
+
+def func_vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
+    """Return `step(*primals)` and `u -> J^T u`, both differentiable."""
+    value, pull = torch.func.vjp(step, *primals)[:2]
+    return value, pull
+
+
+def func_jvp(
+    step: Callable[..., Tensor], primals: Sequence[Tensor], tangents: Sequence[Tensor]
+) -> Tensor:
+    """Return `J t`, differentiable, as the derivative of `u -> J^T u`.
+
+    torch cannot nest forward mode in forward mode.
+    """
+    value, pull = func_vjp(step, *primals)
+    _, push = func_vjp(pull, torch.zeros_like(value))
+    product: Tensor = push(tuple(tangents))[0]
+    return product
