@@ -16,10 +16,13 @@ from equipoise.core import ConvergenceWarning
 from equipoise.data import AddNoise, Compose, DataError, Greyscale, Normalize, Resize, ToFloat
 from equipoise.engine.inputs import read_inputs
 from equipoise.engine.predict import Prediction, predict, write_predictions
-from equipoise.engine.task import (
+from equipoise.engine.tasks import (
     BinaryRegression,
     Classification,
+    ImageAnswer,
+    LabelAnswer,
     LanguageModelling,
+    MaskAnswer,
     Restoration,
     Segmentation,
 )
@@ -87,23 +90,23 @@ def test_classification_says_what_the_model_says_with_softmax_probabilities(tmp_
         expected = softmax(model.eval()((x - 0.3) / 0.4).numpy(), axis=1)
     order = expected.argsort(1)[:, ::-1]
     assert [each.name for each in found] == [str(path) for path in paths]
-    assert [each.label for each in found] == [DIGITS[i] for i in order[:, 0]]
+    assert [each.answer.label for each in found] == [DIGITS[i] for i in order[:, 0]]
     np.testing.assert_allclose(
-        [each.probability for each in found], expected.max(1), rtol=1e-3
+        [each.answer.probability for each in found], expected.max(1), rtol=1e-3
     )  # batches end at other steps
-    assert [[label for label, _ in each.top] for each in found] == [
+    assert [[label for label, _ in each.answer.top] for each in found] == [
         [DIGITS[i] for i in row[:3]] for row in order
     ]
-    assert all(each.top[0] == (each.label, each.probability) for each in found)
+    assert all(each.answer.top[0] == (each.answer.label, each.answer.probability) for each in found)
     assert all(each.converged for each in found)
 
 
 def test_binary_regression_has_the_probability_that_the_square_loss_makes() -> None:
     inputs = [(str(value), torch.tensor([value])) for value in (0.5, -0.2, 3.0, -1.5)]
     found = list(predict(nn.Identity(), BinaryRegression(), inputs, classes=("no", "yes")))
-    assert [each.label for each in found] == ["yes", "no", "yes", "no"]
-    assert [each.probability for each in found] == pytest.approx([0.75, 0.6, 1.0, 1.0])
-    assert found[0].top == (("yes", 0.75), ("no", 0.25))
+    assert [each.answer.label for each in found] == ["yes", "no", "yes", "no"]
+    assert [each.answer.probability for each in found] == pytest.approx([0.75, 0.6, 1.0, 1.0])
+    assert found[0].answer.top == (("yes", 0.75), ("no", 0.25))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
@@ -143,8 +146,8 @@ def test_prediction_warns_as_the_layer_is_told_to() -> None:
 
 def test_labels_are_lines_of_csv_on_the_stream_or_in_a_file(tmp_path: Path) -> None:
     found = [
-        Prediction('odd, "name".png', True, "cat", 0.75),
-        Prediction("b.png", False, "dog", 1 / 3),
+        Prediction('odd, "name".png', True, LabelAnswer((("cat", 0.75),))),
+        Prediction("b.png", False, LabelAnswer((("dog", 1 / 3),))),
     ]
     stream, file = io.StringIO(), tmp_path / "labels.csv"
     assert write_predictions(iter(found), None, stream) == 1
@@ -158,7 +161,9 @@ def test_labels_are_lines_of_csv_on_the_stream_or_in_a_file(tmp_path: Path) -> N
     write_predictions(found, file, nothing)
     assert nothing.getvalue() == ""
     assert file.read_text() == stream.getvalue()
-    with pytest.raises(ValueError, match="must be a file for labels and text; got the folder"):
+    with pytest.raises(
+        ValueError, match="must be a file for answers that make one table; got the folder"
+    ):
         write_predictions(found, tmp_path, nothing)
     assert write_predictions([], None, nothing) == 0
 
@@ -205,7 +210,7 @@ def test_pictures_are_rounded_to_the_nearest_byte_and_cut_to_what_bytes_can_hold
     tmp_path: Path,
 ) -> None:
     values = torch.tensor([[[-1.0, 0.4 / 255, 0.6 / 255, 254.4 / 255, 254.6 / 255, 7.0]]])
-    write_predictions([Prediction("a", True, picture=values)], tmp_path / "out", io.StringIO())
+    write_predictions([Prediction("a", True, ImageAnswer(values))], tmp_path / "out", io.StringIO())
     assert np.array(Image.open(tmp_path / "out" / "a.png")).tolist() == [[0, 0, 1, 254, 255, 255]]
 
 
@@ -223,25 +228,29 @@ def test_outputs_have_safe_names_within_an_empty_folder(tmp_path: Path) -> None:
         "é" * 300,
     ]
     stream, out = io.StringIO(), tmp_path / "out"
-    write_predictions([Prediction(name, True, picture=grey) for name in names], out, stream)
+    write_predictions([Prediction(name, True, ImageAnswer(grey)) for name in names], out, stream)
     assert sorted(path.name for path in tmp_path.rglob("*.png")) == sorted(
         path.name for path in out.iterdir()
     )
     expected = ["up", "up-2", "x[0]", "x[1]", "sample", "UP-3", "a_b__", "hidden", "é" * 100]
     assert sorted(path.name for path in out.iterdir()) == sorted(f"{name}.png" for name in expected)
     with pytest.raises(ValueError, match="must be an empty folder, so that nothing is overwritten"):
-        write_predictions([Prediction("a", True, picture=grey)], out, stream)
-    with pytest.raises(ValueError, match="must be a folder for masks and pictures; got None"):
-        write_predictions([Prediction("a", True, picture=grey)], None, stream)
-    with pytest.raises(ValueError, match="must be a folder for masks and pictures; got the file"):
-        write_predictions([Prediction("a", True, picture=grey)], out / "up.png", stream)
+        write_predictions([Prediction("a", True, ImageAnswer(grey))], out, stream)
+    with pytest.raises(ValueError, match="must be a folder for answers that are files; got None"):
+        write_predictions([Prediction("a", True, ImageAnswer(grey))], None, stream)
+    with pytest.raises(
+        ValueError, match="must be a folder for answers that are files; got the file"
+    ):
+        write_predictions([Prediction("a", True, ImageAnswer(grey))], out / "up.png", stream)
     with pytest.raises(DataError, match="a: has class 256 in its mask"):
         write_predictions(
-            [Prediction("a", True, mask=torch.tensor([[256]]))], tmp_path / "masks", stream
+            [Prediction("a", True, MaskAnswer(torch.tensor([[256]])))], tmp_path / "masks", stream
         )
     with pytest.raises(DataError, match="a: has 2 channels"):
         write_predictions(
-            [Prediction("a", True, picture=torch.zeros(2, 2, 2))], tmp_path / "pictures", stream
+            [Prediction("a", True, ImageAnswer(torch.zeros(2, 2, 2)))],
+            tmp_path / "pictures",
+            stream,
         )
 
 
@@ -256,9 +265,9 @@ def test_language_goes_on_with_the_most_probable_words(
     assert [x.tolist() for _, x in inputs] == [[1, 4], [0, 3, 1]]
     model = NextWord()
     found = list(
-        predict(model, LanguageModelling(5), inputs, classes=WORDS, count=3, window=window)
+        predict(model, LanguageModelling(5, continuation=3, window=window), inputs, classes=WORDS)
     )
-    assert [each.text for each in found] == ["cat <unk> the cat sat", "the\ncat sat\n<unk>"]
+    assert [each.answer.text for each in found] == ["cat <unk> the cat sat", "the\ncat sat\n<unk>"]
     assert model.lengths[3:] == lengths
     stream = io.StringIO()
     write_predictions(found, None, stream)
@@ -455,7 +464,9 @@ def test_what_the_model_refuses_names_the_sample(tmp_path: Path) -> None:
         list(read_inputs([picture(tmp_path / "a.png")], shape=(64,)))
 
 
-@pytest.mark.parametrize("option", ["batch", "count", "window"])
-def test_predict_refuses_numbers_below_one(option: str) -> None:
-    with pytest.raises(ValueError, match=f"predict.{option} must be a whole number of at least 1"):
-        list(predict(nn.Identity(), Restoration(), [], classes=(), **{option: 0}))  # type: ignore[arg-type]
+def test_prediction_refuses_numbers_below_one() -> None:
+    with pytest.raises(ValueError, match="predict.batch must be a whole number of at least 1"):
+        list(predict(nn.Identity(), Restoration(), [], classes=(), batch=0))
+    for option in ("continuation", "window"):
+        with pytest.raises(ValueError, match=f"LanguageModelling.{option} must be a whole number"):
+            LanguageModelling(5, **{option: 0})

@@ -133,7 +133,7 @@ def test_epoch_line_reads_well() -> None:
             "mIoU 51.2 %   mAcc 60.0 %   aAcc 70.0 %",
         ),
         ({"train": {"loss": math.nan, "accuracy": math.nan}}, "loss nan   accuracy nan   "),
-        ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf   psnr inf   "),
+        ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf   PSNR inf   "),
         ({"train": {"loss": None, "accuracy": 0.5}}, "epoch  3/10   accuracy 50.0 %   "),
         ({"train": {"own_score": 1234567.0}}, "own_score 1.235e+06"),
         ({"test": None, "forward_steps": None}, "accuracy 96.1 %   steps 4.0 backward   12 s"),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.data import Dataset
-from equipoise.engine.task import (
+from equipoise.engine.tasks import (
     TASKS,
     BinaryRegression,
     Classification,
@@ -70,7 +70,7 @@ def test_score_of_two_parts_adds_up_to_that_of_the_whole(name: str) -> None:
     merged.load(parts[0].sums() + parts[1].sums())
     assert merged.sums().dtype == torch.float64
     assert merged.compute() == pytest.approx(whole.compute(), rel=1e-12)
-    assert task.metric in whole.compute()
+    assert {metric.name for metric in task.metrics} == whole.compute().keys()
     assert (whole.confusion is None) == (merged.confusion is None)
     if whole.confusion is not None and merged.confusion is not None:
         assert torch.equal(whole.confusion, merged.confusion)
@@ -115,7 +115,7 @@ def test_loss_of_half_precision_is_computed_in_single(name: str) -> None:
     assert low.grad.isfinite().all()
     score = task.score()
     score.update(low, target)
-    assert math.isfinite(score.compute()[task.metric])
+    assert math.isfinite(score.compute()[task.metric.name])
 
 
 def test_classification_agrees_with_sklearn() -> None:
@@ -228,7 +228,7 @@ def test_binary_regression_has_half_the_mean_square_and_scores_by_sign() -> None
     assert task.predict(output).tolist() == [1, 0, 1, 0]
 
 
-def test_psnr_is_averaged_over_pictures_and_exact_ones_have_100_decibels() -> None:
+def test_psnr_is_averaged_over_images_and_exact_ones_have_100_decibels() -> None:
     task, output, target = batch_of("restoration")
     score = task.score()
     score.update(output, target)
@@ -283,7 +283,7 @@ def test_psnr_is_averaged_over_pictures_and_exact_ones_have_100_decibels() -> No
         (
             "restoration",
             lambda x, y: (x, y.long()[:, 0, 0, 0]),
-            r"target.*clean pictures.*AddNoise",
+            r"target.*clean images.*AddNoise",
         ),
     ],
 )
@@ -349,9 +349,9 @@ def test_make_task_takes_what_to_ignore_from_the_data() -> None:
             "restoration",
             dataset("arrays", shape=(4,)),
             0,
-            r"must be pictures; got arrays of shape \(4,\)",
+            r"must be images; got arrays of shape \(4,\)",
         ),
-        ("restoration", dataset("text", shape=(1, 1, 1)), 0, "must be pictures; got text"),
+        ("restoration", dataset("text", shape=(1, 1, 1)), 0, "must be images; got text"),
         (
             "auto",
             dataset("arrays"),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from equipoise.report import MaskSample, RunReport, SolvePath
+from equipoise.report import RunReport, ShownSample, SolvePath
 
 HARM = (
     "<script>alert(1)</script>\"'&<img src=http://evil.example/x onerror=alert(2)>{$x^2$ "
@@ -103,13 +103,16 @@ def run(steps: int = 400, epochs: int = 5, **more) -> RunReport:
     return RunReport(**{**settings, **more})
 
 
-def masks(count: int = 2, height: int = 120, width: int = 160) -> list[MaskSample]:
+def masks(count: int = 2, height: int = 120, width: int = 160) -> list[ShownSample]:
     generator = np.random.default_rng(0)
     truth = np.repeat(np.arange(4), height // 4)[:, None].repeat(width, 1)
     truth[:, :10] = 255
     prediction = np.where(generator.random(truth.shape) < 0.1, 1, truth)
     image = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return [MaskSample(image, truth, prediction) for _ in range(count)]
+    return [
+        ShownSample({"image": image, "truth": truth, "prediction": prediction})
+        for _ in range(count)
+    ]
 
 
 def hostile() -> RunReport:
@@ -149,7 +152,7 @@ def hostile() -> RunReport:
         },
         classes=[HARM] * 12 + ["longname" * 40],
         confusion=np.eye(13) * 7,
-        masks=masks(1),
+        samples=masks(1),
         ignore=255,
         solves=[
             SolvePath(

@@ -14,7 +14,7 @@ import pytest
 from made_up_run import HARM, hostile, masks, run
 from PIL import Image
 
-from equipoise.report import MaskSample, RunReport, SolvePath, render_report
+from equipoise.report import RunReport, ShownSample, SolvePath, render_report
 from equipoise.report.curve import average, read_column, thin
 from equipoise.report.format import format_duration, format_number, format_power
 
@@ -148,7 +148,7 @@ def assert_sealed(source: str) -> Page:
 
 @pytest.fixture(scope="module")
 def ordinary() -> str:
-    return render_report(run(masks=masks(), ignore=255))
+    return render_report(run(samples=masks(), ignore=255))
 
 
 def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
@@ -169,7 +169,7 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
             "Training, backward",
             "Test",
             "Confusion matrix",
-            "Sample masks",
+            "Samples",
         ),
         *("The equilibrium of one sample", "Residual", "Objective", "Configuration", "Environment"),
     ]
@@ -420,7 +420,7 @@ def test_page_of_a_huge_run_is_small_and_quick() -> None:
 
 
 def test_page_is_the_same_every_time(ordinary: str) -> None:
-    assert render_report(run(masks=masks(), ignore=255)) == ordinary
+    assert render_report(run(samples=masks(), ignore=255)) == ordinary
 
 
 def test_page_counts_of_many_classes_are_a_picture() -> None:
@@ -447,14 +447,14 @@ def test_page_masks_have_the_colours_of_their_legend() -> None:
     samples = masks(6, 600, 400)
     page = assert_sealed(
         render_report(
-            RunReport("masks", masks=samples, ignore=255, classes=["sky", "road", "tree"])
+            RunReport("masks", samples=samples, ignore=255, classes=["sky", "road", "tree"])
         )
     )
     found = pictures(page)
     assert len(found) == 12  # four samples
     image, truth, prediction = found[:3]
     assert image.shape == (200, 134, 3)
-    assert (image == samples[0].image[::3, ::3]).all()
+    assert (image == samples[0].panels["image"][::3, ::3]).all()
     legend = [attributes["fill"] for tag, attributes in page.tags if tag == "rect"]
     assert [text for tag, text in page.text if tag == "li"] == [
         "sky",
@@ -463,14 +463,17 @@ def test_page_masks_have_the_colours_of_their_legend() -> None:
         "class 3",
         "does not count",
     ]
-    for painted, labels in ((truth, samples[0].truth), (prediction, samples[0].prediction)):
+    for painted, labels in (
+        (truth, samples[0].panels["truth"]),
+        (prediction, samples[0].panels["prediction"]),
+    ):
         for label, colour in enumerate(legend[:4]):
             assert (painted[labels[::3, ::3] == label] == [*bytes.fromhex(colour[1:]), 255]).all()
         assert (painted[labels[::3, ::3] == 255, 3] == 0).all()
 
 
 def test_page_of_masks_that_hardly_compress_stays_under_two_megabytes() -> None:
-    assert len(render_report(RunReport("noise", masks=masks(9, 512, 512))).encode()) < 1_500_000
+    assert len(render_report(RunReport("noise", samples=masks(9, 512, 512))).encode()) < 1_500_000
 
 
 def test_thinning_keeps_spikes_and_gaps() -> None:
@@ -546,17 +549,15 @@ def test_report_refuses_arrays_of_other_shapes() -> None:
     ):
         RunReport("bad", confusion=np.zeros((2, 3)))
     with pytest.raises(
-        ValueError, match=r"MaskSample\.image must be height x width x 3; got the shape \(4, 4\)"
+        ValueError,
+        match=r"panels\['image'\] must be height x width, or that x 3; got the shape \(4, 4, 2\)",
     ):
-        MaskSample(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((4, 4)))
+        ShownSample({"image": np.zeros((4, 4, 2))})
     with pytest.raises(
         ValueError,
-        match=(
-            r"MaskSample\.prediction must have the height and width of the image, \(4, 5\); "
-            r"got \(5, 4\)"
-        ),
+        match=r"ShownSample\.panels must have one height and width; got \[\(4, 5\), \(5, 4\)\]",
     ):
-        MaskSample(np.zeros((4, 5, 3)), np.zeros((4, 5)), np.zeros((5, 4)))
+        ShownSample({"image": np.zeros((4, 5, 3)), "truth": np.zeros((5, 4))})
     with pytest.raises(
         ValueError,
         match=r"SolvePath\.image must be height x width, or that x 3; got the shape \(64,\)",

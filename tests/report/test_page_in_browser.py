@@ -110,7 +110,7 @@ class Browser:
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     folder = tmp_path_factory.mktemp("pages")
-    reports = {"ordinary": run(masks=masks(), ignore=255), "hostile": hostile()}
+    reports = {"ordinary": run(samples=masks(), ignore=255), "hostile": hostile()}
     for name, report in reports.items():
         (folder / f"{name}.html").write_text(render_report(report), encoding="utf-8")
     options = webdriver.ChromeOptions()

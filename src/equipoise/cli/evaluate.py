@@ -24,7 +24,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Score a run."""
-    from equipoise.engine.progress import score_text
+    from equipoise.engine import find_metric
     from equipoise.runs import evaluate_run
 
     found = evaluate_run(arguments.folder, split=arguments.split, root=arguments.data_root)
@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> int:
         print_json(found.to_dict())
         return DONE
     for name, value in found.metrics.items():
-        print(score_text(name, value))
+        print(find_metric(name).describe(value))
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")
     broken = found.status.get("NONFINITE", 0)
     if broken:

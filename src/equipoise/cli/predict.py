@@ -25,17 +25,16 @@ def run(arguments: Namespace) -> int:
     from equipoise.runs import open_run
 
     run = open_run(arguments.folder)
-    name, size = run.task.name, run.config.data.size or run.about.shape[1:]
-    if name in ("segmentation", "restoration") and arguments.out is None:
-        raise ValueError(f"--out must name a folder for the results of a {name}; it is missing.")
+    task, size = run.task, run.config.data.size or run.about.shape[1:]
+    if task.writes_files and arguments.out is None:
+        raise ValueError(f"--out must name a folder for the answers of a {task.name}; got none.")
     inputs = read_inputs(
         arguments.files,
         shape=(*run.about.shape[:1], *size),
-        # A segmentation takes whole images, others are brought to the size of the training.
-        multiple=run.model.size_multiple if name == "segmentation" else None,
-        vocabulary=run.classes if name == "language" else None,
+        multiple=run.model.size_multiple if task.takes_whole_images else None,
+        vocabulary=run.classes if task.reads_text else None,
     )
-    found = predict(run.model, run.task, inputs, classes=run.classes, transform=run.transform)
+    found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
     missed = write_predictions(found, arguments.out, sys.stdout)
     if arguments.out is not None:
         print(f"predictions: {arguments.out}", file=sys.stderr)

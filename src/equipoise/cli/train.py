@@ -63,8 +63,7 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
         train: Trains and returns a summary.
     """
     from equipoise.data import DataError
-    from equipoise.engine import CheckpointError
-    from equipoise.engine.progress import score_text
+    from equipoise.engine import CheckpointError, find_metric
 
     try:
         summary = train()
@@ -101,7 +100,8 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
                     f"{scores['missed']:,} of {scores['samples']:,} {split} samples did not "
                     "reach the solver's tolerance"
                 )
-            print(f"{split} {score_text(summary.metric, scores[summary.metric])}")
+            score = find_metric(summary.metric).describe(scores[summary.metric])
+            print(f"{split} {score}")
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
     return DONE

@@ -19,7 +19,7 @@ from equipoise.engine.run_state import load_weights
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.solve_monitor import Solves, operator_norms
 from equipoise.engine.summary import Summary
-from equipoise.engine.task import TASKS, Task, make_task
+from equipoise.engine.tasks import TASKS, Metric, Task, find_metric, make_task
 from equipoise.engine.trainer import Trainer
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Evaluation",
     "Group",
     "Interrupted",
+    "Metric",
     "MetricLog",
     "OptimizerConfig",
     "Progress",
@@ -43,6 +44,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "evaluate",
+    "find_metric",
     "load_weights",
     "make_optimizer",
     "make_progress",

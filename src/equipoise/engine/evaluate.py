@@ -12,7 +12,7 @@ from equipoise.data import Dataset, Transform, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import Solves
-from equipoise.engine.task import Task
+from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 
 __all__ = ["Evaluation", "autocast", "evaluate"]

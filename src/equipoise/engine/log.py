@@ -14,7 +14,26 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["MetricLog", "finite", "read_metrics", "require_tensorboard"]
+__all__ = ["NOT_SCORES", "MetricLog", "finite", "read_metrics", "require_tensorboard"]
+
+NOT_SCORES = {
+    "step",
+    "epoch",
+    "loss",
+    "learning_rate",
+    "gradient_norm",
+    "forward_steps",
+    "backward_steps",
+    "forward_residual",
+    "backward_residual",
+    "skipped",
+    "failed",
+    "samples",
+    "samples_per_second",
+    "seconds",
+    "missed",
+}
+"""The numbers in lines of metrics that are not scores of the task."""
 
 
 class MetricLog:

@@ -13,27 +13,14 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self, TextIO, final
 
-from equipoise.core import ConvergenceWarning, to_percent
+from equipoise.core import ConvergenceWarning
+from equipoise.engine.log import NOT_SCORES
+from equipoise.engine.tasks import find_metric
 
-__all__ = ["Progress", "make_progress", "score_text", "shown_by"]
+__all__ = ["Progress", "make_progress", "shown_by"]
 
 FRAME = 1 / 8  # seconds between two pictures of the live bar
 PAUSE = 30.0  # seconds between two plain lines within an epoch
-NAMES = {
-    "accuracy": "accuracy",
-    "miou": "mIoU",
-    "macc": "mAcc",
-    "aacc": "aAcc",
-}  # scores that are shown as percentages
-OTHERS = {
-    "loss",
-    "samples",
-    "missed",
-    "forward_steps",
-    "backward_steps",
-    "skipped",
-    "failed",
-}  # what is no score
 
 
 class Progress(ABC):
@@ -239,10 +226,9 @@ def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str
     numbers = {
         name: value for name, value in (values or {}).items() if isinstance(value, int | float)
     }
-    facts = [f"loss {numbers['loss']:.4g}"] if loss and "loss" in numbers else []
-    return facts + [
-        score_text(name, value) for name, value in numbers.items() if name not in OTHERS
-    ]
+    names = ["loss"] if loss and "loss" in numbers else []
+    names += [name for name in numbers if name not in NOT_SCORES]
+    return [find_metric(name).describe(numbers[name]) for name in names]
 
 
 @contextmanager
@@ -265,21 +251,6 @@ def shown_by(progress: Progress) -> Iterator[None]:
             warnings.showwarning = note
             warnings.simplefilter("always", ConvergenceWarning)
         yield
-
-
-def score_text(name: str, value: float | None) -> str:
-    """Return a score as people read it: `accuracy 98.2 %`, `PSNR 31.20 dB`, `perplexity 87.1`.
-
-    Args:
-        name: The name of the score.
-        value: Its value; `None` where it is not a number.
-    """
-    value = math.nan if value is None else value
-    if name in NAMES and math.isfinite(value):
-        return f"{NAMES[name]} {to_percent(value)} %"
-    if name == "psnr" and math.isfinite(value):
-        return f"PSNR {value:.2f} dB"
-    return f"{NAMES.get(name, name)} {value:.4g}"
 
 
 def _solver(values: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.engine.distributed import Group
 from equipoise.engine.optimizer import Average
-from equipoise.engine.task import Task
+from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 
 __all__ = ["RunProgress", "RunState", "load_weights"]

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.engine.score import Score
 from equipoise.engine.solve_monitor import Solves, Tally, steps_and_status
-from equipoise.engine.task import Task
+from equipoise.engine.tasks import Score, Task
 
 __all__ = ["Totals"]
 

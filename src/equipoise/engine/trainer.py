@@ -25,7 +25,7 @@ from equipoise.engine.run_state import RunState
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.solve_monitor import Solves, operator_norms
 from equipoise.engine.summary import Summary
-from equipoise.engine.task import Task
+from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 from equipoise.layers import Cell, project_norms_after
 from equipoise.models import count_parameters
@@ -338,8 +338,8 @@ class Trainer:
         with self.average.applied() if self.average else nullcontext():
             scores = self.evaluate(self.test) if self.test is not None else None
             better = place.judge(
-                scores.metrics[self.task.metric] if scores else None,
-                higher=self.task.higher_is_better,
+                scores.metrics[self.task.metric.name] if scores else None,
+                higher=self.task.metric.higher_is_better,
             )
             if better or not settings.patience or not place.test:
                 place.test = scores.to_dict() if scores else {}
@@ -415,7 +415,7 @@ class Trainer:
             steps=place.step,
             seconds=time.monotonic() - self.started,
             parameters=count_parameters(self.model),
-            metric=self.task.metric,
+            metric=self.task.metric.name,
             train=place.train,
             validation=place.test if self.held_out else {},
             test={} if self.held_out else place.test,

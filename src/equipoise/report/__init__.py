@@ -1,11 +1,11 @@
 """A page about a training run."""
 
-from equipoise.report.content import MaskSample, RunReport, SolvePath
+from equipoise.report.content import RunReport, ShownSample, SolvePath
 from equipoise.report.page import render_report
 
 __all__ = [
-    "MaskSample",
     "RunReport",
+    "ShownSample",
     "SolvePath",
     "render_report",
 ]

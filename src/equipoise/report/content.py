@@ -8,35 +8,36 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MaskSample", "RunReport", "SolvePath"]
+from equipoise.core import SettingError
+
+__all__ = ["RunReport", "ShownSample", "SolvePath"]
 
 
 @dataclass(frozen=True)
-class MaskSample:
-    """One picture with the labels of its pixels, and those that the model gave them.
+class ShownSample:
+    """One sample beside what is true of it and what the model made of it.
 
     Args:
-        image: The picture, height x width x 3, uint8.
-        truth: Labels, height x width.
-        prediction: Labels, height x width.
+        panels: By caption, all of one height and width: images, height x width x 3 (uint8, or
+            numbers that are scaled from the smallest to the largest), and masks of labels, height x
+            width.
     """
 
-    image: np.ndarray
-    truth: np.ndarray
-    prediction: np.ndarray
+    panels: Mapping[str, np.ndarray]
 
     def __post_init__(self) -> None:
-        picture, size = np.shape(self.image), np.shape(self.image)[:2]
-        if len(picture) != 3 or picture[2] != 3 or 0 in picture:
-            raise ValueError(
-                f"MaskSample.image must be height x width x 3; got the shape {picture}."
-            )
-        for name, mask in (("truth", self.truth), ("prediction", self.prediction)):
-            if np.shape(mask) != size:
-                raise ValueError(
-                    f"MaskSample.{name} must have the height and width of the image, {size}; "
-                    f"got {np.shape(mask)}."
+        sizes = {np.shape(panel)[:2] for panel in self.panels.values()}
+        for caption, panel in self.panels.items():
+            shape = np.shape(panel)
+            if 0 in shape or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
+                raise SettingError(
+                    f"ShownSample.panels[{caption!r}]",
+                    "be height x width, or that x 3",
+                    panel,
+                    got=f"the shape {shape}",
                 )
+        if len(sizes) > 1:
+            raise SettingError("ShownSample.panels", "have one height and width", sorted(sizes))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class RunReport:
         summary: What it ended with; None while it goes on.
         classes: Names of the labels.
         confusion: Counts of samples, rows for the truth, columns for the prediction.
-        masks: Samples of a segmentation.
+        samples: A few samples with what the model made of them.
         ignore: The label of pixels that do not count.
         solves: The solve of one sample, one for each equilibrium layer.
     """
@@ -97,7 +98,7 @@ class RunReport:
     summary: Mapping[str, Any] | None = None
     classes: Sequence[str] = ()
     confusion: np.ndarray | None = None
-    masks: Sequence[MaskSample] = ()
+    samples: Sequence[ShownSample] = ()
     ignore: int | None = None
     solves: Sequence[SolvePath] = ()
 

@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.report.chart import Chart, draw
 from equipoise.report.content import RunReport
 from equipoise.report.markup import escape, render_setting_tables
-from equipoise.report.prediction import render_confusion, render_masks
+from equipoise.report.prediction import render_confusion, render_samples
 from equipoise.report.solve import render_solve, solve_charts, solve_title
 from equipoise.report.status import render_statuses
 from equipoise.report.style import STYLE
@@ -48,7 +48,7 @@ def render_report(report: RunReport) -> str:
         ("Solver", draw_all(solver_charts(report))),
         ("How solves ended", render_statuses(report)),
         ("Confusion matrix", render_confusion(report)),
-        ("Sample masks", render_masks(report)),
+        ("Samples", render_samples(report)),
     ]
     tolerance = tolerance_rule(report)
     for solve in report.solves:

@@ -1,4 +1,4 @@
-"""What a model predicted: the confusion matrix, and masks beside the true ones."""
+"""What a model predicted: the confusion matrix, and a few samples."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from equipoise.report.content import MaskSample, RunReport
+from equipoise.report.content import RunReport, ShownSample
 from equipoise.report.format import format_count, format_percent
 from equipoise.report.image import encode, label_colour, paint_heat, paint_mask, shrink, to_bytes
 from equipoise.report.markup import escape, make_scrollable, render_swatch, render_table
 
-__all__ = ["render_confusion", "render_masks"]
+__all__ = ["render_confusion", "render_samples"]
 
-MAX_NAMED_CLASSES, MAX_MASKS = 20, 4
+MAX_NAMED_CLASSES, MAX_SAMPLES = 20, 4
 
 
 def render_confusion(report: RunReport) -> str:
@@ -55,14 +55,14 @@ def _render_confusion_image(counts: np.ndarray, fractions: np.ndarray) -> str:
     )
 
 
-def render_masks(report: RunReport) -> str:
-    """Return images beside their true and their predicted masks."""
-    samples = report.masks[:MAX_MASKS]
+def render_samples(report: RunReport) -> str:
+    """Return samples beside what is true of them and what was predicted, with colours of labels."""
+    samples = report.samples[:MAX_SAMPLES]
     if not samples:
         return ""
-    rows = "".join(_render_mask(k, sample, report.ignore) for k, sample in enumerate(samples, 1))
-    masks = [mask for sample in samples for mask in (sample.truth, sample.prediction)]
-    seen = {int(label) for mask in masks for label in np.unique(shrink(np.asarray(mask)))}
+    rows = "".join(_render_sample(k, sample, report.ignore) for k, sample in enumerate(samples, 1))
+    panels = [np.asarray(panel) for sample in samples for panel in sample.panels.values()]
+    seen = {int(label) for panel in panels if panel.ndim == 2 for label in np.unique(shrink(panel))}
     known = sorted(label for label in seen if label >= 0 and label != report.ignore)
     legend = ""
     for label in known:
@@ -70,16 +70,18 @@ def render_masks(report: RunReport) -> str:
         legend += render_swatch(label_colour(label), name)
     if len(known) < len(seen):
         legend += render_swatch("var(--tint)", "does not count")
-    return f'<div class="masks">{rows}</div><ul class="legend">{legend}</ul>'
+    return f'<div class="samples">{rows}</div>' + (
+        f'<ul class="legend">{legend}</ul>' if legend else ""
+    )
 
 
-def _render_mask(number: int, sample: MaskSample, ignore: int | None) -> str:
+def _render_sample(number: int, sample: ShownSample, ignore: int | None) -> str:
     figures = ""
-    for name, pixels in (
-        ("image", shrink(to_bytes(sample.image))),
-        ("truth", paint_mask(shrink(np.asarray(sample.truth)), ignore)),
-        ("prediction", paint_mask(shrink(np.asarray(sample.prediction)), ignore)),
-    ):
+    for caption, panel in sample.panels.items():
+        values, name = np.asarray(panel), escape(caption)
+        pixels = (
+            paint_mask(shrink(values), ignore) if values.ndim == 2 else shrink(to_bytes(values))
+        )
         image = f'<img class="pixels" src="{encode(pixels)}" alt="sample {number}, {name}">'
         figures += f"<figure>{image}<figcaption>{name}</figcaption></figure>"
     return f"<div>{figures}</div>"

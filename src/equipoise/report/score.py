@@ -1,37 +1,14 @@
-"""Which metrics of a run are scores, and what they are called on its page."""
+"""Which numbers in the metrics of a run are scores."""
 
 from __future__ import annotations
 
+from equipoise.engine.log import NOT_SCORES
 from equipoise.report.content import RunReport
 from equipoise.report.curve import numeric_keys
 
-__all__ = ["HELD_OUT", "SCORES", "find_scores"]
+__all__ = ["HELD_OUT", "find_scores"]
 
 HELD_OUT = ("test", "validation")
-SCORES = {
-    "accuracy": ("Accuracy", "%"),
-    "miou": ("Mean intersection over union", "%"),
-    "macc": ("Mean accuracy of classes", "%"),
-    "aacc": ("Accuracy of pixels", "%"),
-    "perplexity": ("Perplexity", ""),
-    "psnr": ("Peak signal-to-noise ratio", "dB"),
-}
-NOT_SCORES = {
-    "step",
-    "epoch",
-    "loss",
-    "learning_rate",
-    "gradient_norm",
-    "forward_steps",
-    "backward_steps",
-    "forward_residual",
-    "backward_residual",
-    "skipped",
-    "samples",
-    "samples_per_second",
-    "seconds",
-    "missed",
-}
 
 
 def find_scores(report: RunReport) -> list[str]:

@@ -80,12 +80,12 @@ HEAT
 .pixels { image-rendering: pixelated; background: var(--tint); border-radius: 3px; max-width: 100%; height: auto; }
 .heat { display: block; width: min(100%, 560px); border: 1px solid var(--grid); }
 .sample { float: right; width: clamp(84px, 18vw, 150px); margin: 4px 0 16px 28px; }
-.masks { display: grid; gap: 24px 40px; margin: 0 0 22px; }
-.masks div { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 8px; }
-.masks img { width: 100%; display: block; }
-.masks figcaption { margin-top: 3px; }
+.samples { display: grid; gap: 24px 40px; margin: 0 0 22px; }
+.samples div { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 8px; }
+.samples img { width: 100%; display: block; }
+.samples figcaption { margin-top: 3px; }
 @media (min-width: 800px) {
-  .charts, .masks { grid-template-columns: repeat(2, minmax(0, 1fr)); }
+  .charts, .samples { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .settings { columns: 2; }
 }
 @media (min-width: 1080px) {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from equipoise.engine import find_metric
 from equipoise.report.content import RunReport
 from equipoise.report.curve import submapping, to_number
 from equipoise.report.format import (
@@ -18,7 +19,7 @@ from equipoise.report.format import (
     format_plural,
 )
 from equipoise.report.markup import escape
-from equipoise.report.score import HELD_OUT, SCORES, find_scores
+from equipoise.report.score import HELD_OUT, find_scores
 
 __all__ = ["render_tiles"]
 
@@ -48,20 +49,20 @@ def render_tiles(report: RunReport) -> str:
 
 def _score_tiles(report: RunReport) -> Iterator[Tile]:
     """The score on the test data, else on the validation data, else in training."""
-    metric = next(iter(find_scores(report)), "loss")
+    key = next(iter(find_scores(report)), "loss")
     if report.summary and "metric" in report.summary:
-        metric = str(report.summary["metric"])
+        key = str(report.summary["metric"])
+    metric = find_metric(key)
     for split in (*HELD_OUT, "train"):
         values = _final_values(report, split)
-        value = to_number(values.get(metric))
+        value = to_number(values.get(key))
         if math.isfinite(value):
-            name, unit = SCORES.get(metric, (metric.replace("_", " "), ""))
-            name = name if name.isupper() else name[:1].lower() + name[1:]
+            name = metric.title[:1].lower() + metric.title[1:]
             samples = to_number(values.get("samples"))
-            if unit == "%":
+            if metric.unit == "%":
                 text = format_percent(value, 1, digits=2 if samples >= MANY_SAMPLES else 1)
             else:
-                text = f"{format_number(value)} {unit}".strip()
+                text = f"{format_number(value)} {metric.unit}".strip()
             detail = format_plural(samples, "sample") if math.isfinite(samples) else ""
             yield Tile(f"{split} {name}", text, detail)
             return

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from equipoise.engine import find_metric
 from equipoise.report.chart import Chart, Line, Rule
 from equipoise.report.content import RunReport
 from equipoise.report.curve import (
@@ -17,7 +18,7 @@ from equipoise.report.curve import (
     to_number,
 )
 from equipoise.report.format import format_number
-from equipoise.report.score import HELD_OUT, SCORES, find_scores
+from equipoise.report.score import HELD_OUT, find_scores
 
 __all__ = ["optimizer_charts", "score_charts", "solver_charts", "tolerance_rule"]
 
@@ -27,8 +28,8 @@ MAX_SCORES = 6
 def score_charts(report: RunReport) -> Iterator[Chart]:
     """Loss and scores: each logged step faintly, their means, and what each epoch ended with."""
     for key in ("loss", *find_scores(report)[:MAX_SCORES]):
-        name, unit = SCORES.get(key, (key.replace("_", " ").capitalize(), ""))
-        factor = 100.0 if unit == "%" else 1.0
+        metric = find_metric(key)
+        factor = 100.0 if metric.unit == "%" else 1.0
         x, y = read_column(report.steps, key)
         lines = _with_means("training", x, factor * y)
         if not lines:
@@ -37,8 +38,9 @@ def score_charts(report: RunReport) -> Iterator[Chart]:
         for colour, split in enumerate(HELD_OUT, 1):
             x, y = read_column(report.epochs, key, split)
             lines.append(Line(split, x, factor * y, colour, "points"))
-        wide = unit != "%" and _is_wide(np.concatenate([line.y for line in lines]))
-        yield Chart(name, lines, unit or (key if key in ("loss", *SCORES) else "value"), log=wide)
+        wide = metric.unit != "%" and _is_wide(np.concatenate([line.y for line in lines]))
+        unit = metric.unit or (key if key.isidentifier() else "value")
+        yield Chart(metric.title, lines, unit, log=wide)
 
 
 def optimizer_charts(report: RunReport) -> Iterator[Chart]:

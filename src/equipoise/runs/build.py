@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from equipoise.core import SettingError
 from equipoise.data import (
     AddNoise,
     Compose,
@@ -27,6 +28,7 @@ from equipoise.models import Model, create_model, model_options
 from equipoise.runs.config import Config, DataConfig
 
 __all__ = [
+    "DATA_OPTIONS",
     "Samples",
     "load_part",
     "load_samples",
@@ -36,6 +38,9 @@ __all__ = [
     "resolve",
     "try_out",
 ]
+
+DATA_OPTIONS = ("num_classes", "input_shape")
+"""The options of a model that come from the data: how many outputs, and the shape of a sample."""
 
 
 @dataclass(frozen=True)
@@ -163,32 +168,41 @@ def make_transforms(
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:
-    """Return a config with what it left to the data: the task, and the number of classes.
+    """Return a config with what it left to the data: the task, and `DATA_OPTIONS` of the model.
 
     Args:
         config: The config.
         dataset: The training samples.
     """
     task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
-    if task.name == "classification" and len(dataset.classes) < 2:
-        raise ValueError(
-            f"data.classes must leave two classes to tell apart; got {len(dataset.classes)}."
-        )
-    options = dict(config.model.options)
-    if "num_classes" in model_options(config.model.name):
-        wanted = 1 if task.name == "binary-regression" else len(dataset.classes)
-        given = options.setdefault("num_classes", wanted)
-        if given != wanted and task.name != "restoration":
+    seen = replace(dataset, shape=_seen_shape(config.data, dataset))
+    outputs = task.outputs(seen)
+    known, options = model_options(config.model.name), dict(config.model.options)
+    if "input_shape" in known:
+        options.setdefault("input_shape", list(seen.shape))
+    if "num_classes" in known and outputs is not None:
+        given = options.setdefault("num_classes", outputs)
+        if given != outputs:
             # Said before the model is made, which may not fit in memory.
-            raise ValueError(
-                f"model.options.num_classes must be {wanted} for these data; got {given!r}. "
-                "Leave it out."
+            raise SettingError(
+                "model.options.num_classes",
+                f"be {outputs} for these data",
+                given,
+                "Leave it out.",
             )
     return replace(
         config,
         model=replace(config.model, options=options),
         task=replace(config.task, name=task.name),
     )
+
+
+def _seen_shape(data: DataConfig, dataset: Dataset) -> tuple[int, ...]:
+    """The shape of a sample as the model sees it, after its transform."""
+    if len(dataset.shape) != 3:
+        return dataset.shape
+    channels = 1 if data.greyscale else dataset.shape[0]
+    return channels, *(data.size or dataset.shape[1:])
 
 
 def make_model(config: Config) -> Model:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from equipoise.core import choose, require_count, require_positive
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
-from equipoise.engine.task import TASKS
+from equipoise.engine.tasks import TASKS
 from equipoise.models import model_options, require_model
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,

@@ -18,7 +18,7 @@ from equipoise.data import DataError, Dataset
 from equipoise.engine import read_metrics
 from equipoise.layers import Equilibrium
 from equipoise.models import Model
-from equipoise.report import MaskSample, RunReport, SolvePath, render_report
+from equipoise.report import RunReport, ShownSample, SolvePath, render_report
 from equipoise.runs.build import load_test
 from equipoise.runs.config import load_config
 from equipoise.runs.saved_run import Run, open_run
@@ -26,8 +26,7 @@ from equipoise.runs.saved_run import Run, open_run
 __all__ = ["read_json", "report_run"]
 
 EXACT = 1e-6  # to what the solve on the page is made, so that its path can be seen
-MAX_MASKS = 4  # pictures on the page
-MAX_SIDE = 512  # pixels of them, at most
+MAX_SIDE = 512  # pixels of an image on the page, at most
 
 
 def report_run(folder: Path) -> Path:
@@ -41,7 +40,7 @@ def report_run(folder: Path) -> Path:
     config = load_config(folder)
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     summary = read_json(folder / "summary.json")
-    masks: list[MaskSample] = []
+    shown: list[ShownSample] = []
     solves: list[SolvePath] = []
     about: Dataset | None = None
     settings = asdict(config)
@@ -57,7 +56,7 @@ def report_run(folder: Path) -> Path:
             samples = None
         if samples is not None and len(samples):
             solves = _solves(run, samples)
-            masks = _masks(run, samples) if run.task.name == "segmentation" else []
+            shown = _shown_samples(run, samples)
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
         config=settings,
@@ -67,7 +66,7 @@ def report_run(folder: Path) -> Path:
         summary=summary,
         classes=() if about is None else about.classes,
         confusion=_confusion((summary or {}).get("confusion"), folder / "summary.json"),
-        masks=masks,
+        samples=shown,
         ignore=None if about is None else about.ignore,
         solves=solves,
     )
@@ -78,16 +77,13 @@ def report_run(folder: Path) -> Path:
 
 def _solves(run: Run, samples: Dataset) -> list[SolvePath]:
     """Each equilibrium of the first sample, solved by plain steps and more exactly than trained."""
-    raw, target = samples.gather([0])
-    x = (
-        raw
-        if run.transform is None
-        else run.transform(raw, target, generator=torch.Generator().manual_seed(0))[0]
-    )
-    image = _picture(raw[0])
+    x, _ = _sample(run, samples, 0)
+    raw, _ = samples.gather([0])
     inputs = _equilibrium_inputs(run.model, x)
     return [
-        replace(_solve(layer, features), image=image, name=name if len(inputs) > 1 else "")
+        replace(
+            _solve(layer, features), image=_pixels(raw[0]), name=name if len(inputs) > 1 else ""
+        )
         for name, (layer, features) in inputs.items()
     ]
 
@@ -137,39 +133,52 @@ def _equilibrium_inputs(model: Model, x: Tensor) -> dict[str, tuple[Equilibrium,
     return found
 
 
-def _masks(run: Run, samples: Dataset) -> list[MaskSample]:
-    """A few pictures with their true and their predicted labels."""
-    made = []
-    for number in range(0, len(samples), max(len(samples) // MAX_MASKS, 1))[:MAX_MASKS]:
-        raw, target = samples.gather([number])
-        x, truth = (raw, target) if run.transform is None else run.transform(raw, target)
+def _shown_samples(run: Run, samples: Dataset) -> list[ShownSample]:
+    """The samples that the task shows: what the model saw of them, and what it made of that."""
+    count = min(run.task.shown_samples, len(samples))
+    shown = []
+    for number in range(0, len(samples), len(samples) // count)[:count] if count else ():
+        x, target = _sample(run, samples, number)
         with torch.no_grad():
-            labels = run.task.predict(run.model(x))[0]
-        every = -(-max(labels.shape) // MAX_SIDE)
-        image = _picture(
-            torch.nn.functional.interpolate(raw.float(), tuple(labels.shape)).to(torch.uint8)[0]
-        )
-        if image is not None:
-            color = np.broadcast_to(
-                image if image.ndim == 3 else image[..., None], (*image.shape[:2], 3)
-            )
-            made.append(
-                MaskSample(
-                    color[::every, ::every],
-                    truth[0].numpy()[::every, ::every],
-                    labels.numpy()[::every, ::every],
-                )
-            )
-    return made
+            output = run.model(x).cpu()
+        panels = run.task.illustrate(output[0], target[0])
+        if x.dim() == 4 and panels:
+            size = next(iter(panels.values())).shape[-2:]
+            seen = nn.functional.interpolate(x.cpu().float(), tuple(size))[0]
+            panels = {"image": seen, **panels}
+        found = {name: _panel(panel) for name, panel in panels.items()}
+        if found and all(panel is not None for panel in found.values()):
+            shown.append(ShownSample({k: v for k, v in found.items() if v is not None}))
+    return shown
 
 
-def _picture(x: Tensor) -> np.ndarray[Any, Any] | None:
-    """A sample as a picture, if it is one."""
+def _sample(run: Run, samples: Dataset, number: int) -> tuple[Tensor, Tensor]:
+    """A batch of one sample as the model sees it, and its target."""
+    x, target = samples.gather([number])
+    if run.transform is not None:
+        x, target = run.transform(x, target, generator=torch.Generator().manual_seed(number))
+    weight = next(run.model.parameters(), None)
+    return x if weight is None else x.to(weight.device), target
+
+
+def _panel(values: Tensor) -> np.ndarray[Any, Any] | None:
+    """A mask, or an image in colour, thinned to what a page can show; None if it is neither."""
+    every = -(-max(values.shape[-2:]) // MAX_SIDE) if values.dim() >= 2 else 1
+    if values.dim() == 2:
+        return values.numpy()[::every, ::every]
+    image = _pixels(values)
+    if image is None:
+        return None
+    image = image if image.ndim == 3 else image[..., None]
+    return np.broadcast_to(image, (*image.shape[:2], 3))[::every, ::every]
+
+
+def _pixels(x: Tensor) -> np.ndarray[Any, Any] | None:
+    """A sample as height x width (x 3), if it is an image."""
     if x.dim() != 3 or x.shape[0] not in (1, 3):
         return None
-    return np.ascontiguousarray(
-        x.permute(1, 2, 0).squeeze(2).numpy() if x.shape[0] == 1 else x.permute(1, 2, 0).numpy()
-    )
+    pixels = x.permute(1, 2, 0).numpy()
+    return np.ascontiguousarray(pixels[..., 0] if x.shape[0] == 1 else pixels)
 
 
 def _confusion(values: Any, path: Path) -> np.ndarray[Any, Any] | None:

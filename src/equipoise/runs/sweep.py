@@ -27,7 +27,8 @@ from equipoise.core import (
     require_count,
     write_atomically,
 )
-from equipoise.engine import TASKS
+from equipoise.engine import find_metric
+from equipoise.runs.build import DATA_OPTIONS
 from equipoise.runs.config import Config, load_config, same_run
 from equipoise.runs.run import train_run
 
@@ -222,7 +223,7 @@ def _run_ray(
 def _same(kept: Config, config: Config) -> bool:
     """Whether a run in a folder is of this config, but for what a run takes from its data."""
     options = {
-        **{key: value for key, value in kept.model.options.items() if key == "num_classes"},
+        **{key: value for key, value in kept.model.options.items() if key in DATA_OPTIONS},
         **config.model.options,
     }
     name = kept.task.name if config.task.name == "auto" else config.task.name
@@ -238,13 +239,13 @@ def _same(kept: Config, config: Config) -> bool:
 
 def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best row first, those without a score last."""
-    higher = {TASKS[name].metric for name in TASKS if TASKS[name].higher_is_better}
 
     def rank(row: dict[str, Any]) -> tuple[bool, float, str]:
         score = row.get("score")
         if score is None or math.isnan(score):
             return True, 0.0, row["run"]
-        return False, -score if row["metric"] in higher else score, row["run"]
+        higher = find_metric(row["metric"]).higher_is_better
+        return False, -score if higher else score, row["run"]
 
     return sorted(rows, key=rank)
 

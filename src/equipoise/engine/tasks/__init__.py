@@ -1,0 +1,41 @@
+"""Tasks: what a network learns, how that is scored, and the answers it then gives."""
+
+from equipoise.engine.tasks.answer import (
+    Answer,
+    FileAnswer,
+    ImageAnswer,
+    LabelAnswer,
+    MaskAnswer,
+    RowAnswer,
+    TextAnswer,
+)
+from equipoise.engine.tasks.cross_entropy import Classification, LanguageModelling, Segmentation
+from equipoise.engine.tasks.metric import Metric
+from equipoise.engine.tasks.regression import BinaryRegression
+from equipoise.engine.tasks.restoration import Restoration
+from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
+from equipoise.engine.tasks.task import TASKS, Task, find_metric, make_task
+
+__all__ = [
+    "TASKS",
+    "Agreement",
+    "Answer",
+    "BinaryRegression",
+    "Classification",
+    "FileAnswer",
+    "ImageAnswer",
+    "LabelAnswer",
+    "LanguageModelling",
+    "MaskAnswer",
+    "Mean",
+    "Metric",
+    "Overlap",
+    "Restoration",
+    "RowAnswer",
+    "Score",
+    "Segmentation",
+    "Task",
+    "TextAnswer",
+    "find_metric",
+    "make_task",
+]

@@ -1,0 +1,277 @@
+"""Tasks with classes: one for each sample, for each pixel, or the next word of a text."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Self, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from equipoise.core import SettingError, require_between, require_count
+from equipoise.data import Dataset
+from equipoise.engine.inputs import END
+from equipoise.engine.tasks.answer import Answer, LabelAnswer, MaskAnswer, TextAnswer
+from equipoise.engine.tasks.metric import Metric
+from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
+from equipoise.engine.tasks.task import TASKS, Task, require_data, to_full_precision
+
+__all__ = ["ACCURACY", "Classification", "LanguageModelling", "Segmentation", "label_answers"]
+
+ACCURACY = Metric("accuracy", "Accuracy", "%")
+MAX_NAMED_CLASSES = 3  # classes named for each sample
+
+
+@dataclass(frozen=True)
+class _CrossEntropy(Task):
+    """The base of all tasks that have classes: cross-entropy, smoothed if wanted."""
+
+    classes: int
+    ignore: int | None = field(default=None, kw_only=True)
+    label_smoothing: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_count(f"{type(self).__name__}.classes", self.classes)
+        require_between(f"{type(self).__name__}.label_smoothing", self.label_smoothing, 0, 1, "[)")
+
+    @abstractmethod
+    def _classes_last(self, output: Tensor) -> Tensor:
+        """Return the output with its classes in the last dimension."""
+
+    def outputs(self, dataset: Dataset) -> int | None:
+        return len(dataset.classes)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        losses = self._losses(output, target, self.label_smoothing)
+        # Where nothing counts, the loss and its gradient are zero.
+        return losses.sum() / max(self.weight(target), 1.0)
+
+    def weight(self, target: Tensor) -> float:
+        return float(target.numel() if self.ignore is None else (target != self.ignore).sum())
+
+    def predict(self, output: Tensor) -> Tensor:
+        """Return the most probable classes."""
+        return self._classes_last(output).argmax(-1)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        if target.is_floating_point():
+            raise self._fail("target", "hold whole numbers", target.dtype)
+        moved = self._classes_last(output) if output.dim() == target.dim() + 1 else output
+        if moved.shape != (*target.shape, self.classes):
+            targets = " x ".join(map(str, target.shape))
+            raise self._fail(
+                "output",
+                f"have {self.classes} numbers for each of {targets} targets",
+                f"shape {tuple(output.shape)}",
+                "Make the model with as many classes.",
+            )
+        known = target if self.ignore is None else target[target != self.ignore]
+        if known.numel() and (int(known.min()) < 0 or int(known.max()) >= self.classes):
+            raise self._fail(
+                "target",
+                f"be in 0 to {self.classes - 1}",
+                f"{int(known.min())} to {int(known.max())}",
+            )
+
+    def _losses(self, output: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        """Cross-entropies, one for each target, zero where it is ignored."""
+        logits = self._classes_last(output).reshape(-1, self.classes)
+        ignore = -100 if self.ignore is None else self.ignore
+        return functional.cross_entropy(
+            to_full_precision(logits),
+            target.reshape(-1).long(),
+            ignore_index=ignore,
+            reduction="none",
+            label_smoothing=smoothing,
+        )
+
+
+@final
+@TASKS.register("classification")
+@dataclass(frozen=True)
+class Classification(_CrossEntropy):
+    """One class for each sample, by cross-entropy; `accuracy` is the fraction that is right.
+
+    The probability of a class is its softmax.
+
+    Args:
+        classes: How many there are.
+        ignore: The target that does not count, if there is one.
+        label_smoothing: Fraction of the true class's weight that is spread over all classes.
+
+    Shape:
+        Outputs (batch, classes), targets (batch,).
+    """
+
+    name = "classification"
+    metrics = (ACCURACY,)
+    answer_type = LabelAnswer
+    data_kinds = ("classification", "arrays")
+
+    @classmethod
+    def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
+        require_data(cls.name, dataset, cls.data_kinds, "have one label for each sample")
+        return cls(len(dataset.classes), ignore=dataset.ignore, label_smoothing=label_smoothing)
+
+    def outputs(self, dataset: Dataset) -> int | None:
+        if len(dataset.classes) < 2:
+            raise SettingError(
+                "data.classes", "leave two classes to tell apart", len(dataset.classes)
+            )
+        return len(dataset.classes)
+
+    def score(self) -> Score:
+        return Agreement(self.predict, self.classes, self.ignore)
+
+    def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
+        return label_answers(output.softmax(1), self.predict(output), classes)
+
+    def _classes_last(self, output: Tensor) -> Tensor:
+        return output
+
+
+@final
+@TASKS.register("segmentation")
+@dataclass(frozen=True)
+class Segmentation(_CrossEntropy):
+    """One class for each pixel, by cross-entropy.
+
+    With the counts of right (`TP`), wrongly found (`FP`) and missed (`FN`) pixels of each class
+    over the whole data set, the scores are `miou`, the mean of `TP / (TP + FP + FN)` over the
+    classes in truth or prediction; `macc`, the mean of `TP / (TP + FN)` over the classes in truth;
+    `aacc`, the fraction of all pixels that is right. Ignored pixels are left out.
+
+    Args:
+        classes: How many there are.
+        ignore: The target of pixels that do not count.
+        label_smoothing: Fraction of the true class's weight that is spread over all classes.
+
+    Shape:
+        Outputs (batch, classes, height, width), targets (batch, height, width).
+    """
+
+    name = "segmentation"
+    metrics = (
+        Metric("miou", "Mean intersection over union", "%", label="mIoU"),
+        Metric("macc", "Mean accuracy of classes", "%", label="mAcc"),
+        Metric("aacc", "Accuracy of pixels", "%", label="aAcc"),
+    )
+    answer_type = MaskAnswer
+    data_kinds = ("segmentation",)
+    takes_whole_images = True
+    shown_samples = 4
+
+    @classmethod
+    def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
+        require_data(cls.name, dataset, cls.data_kinds, "have masks")
+        return cls(len(dataset.classes), ignore=dataset.ignore, label_smoothing=label_smoothing)
+
+    def score(self) -> Score:
+        return Overlap(self.predict, self.classes, self.ignore)
+
+    def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
+        return [MaskAnswer(mask) for mask in self.predict(output)]
+
+    def illustrate(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"truth": target, "prediction": self.predict(output[None])[0]}
+
+    def _classes_last(self, output: Tensor) -> Tensor:
+        return output.movedim(1, -1)
+
+
+@final
+@TASKS.register("language")
+@dataclass(frozen=True)
+class LanguageModelling(_CrossEntropy):
+    """The next word after each word, by cross-entropy.
+
+    Scored by `perplexity`, `exp` of the mean cross-entropy over words, without smoothing. Answers
+    continue a text by the most probable word, again and again.
+
+    Args:
+        classes: How many words the vocabulary has.
+        ignore: The target of words that do not count.
+        label_smoothing: Fraction of the true word's weight that is spread over all words.
+        continuation: How many words an answer adds to a text.
+        window: How many of the last words the model sees in doing so; by default all.
+
+    Shape:
+        Outputs (batch, length, classes), targets (batch, length).
+    """
+
+    name = "language"
+    metrics = (Metric("perplexity", "Perplexity", higher_is_better=False),)
+    answer_type = TextAnswer
+    data_kinds = ("text",)
+    reads_text = True
+
+    continuation: int = field(default=20, kw_only=True)
+    window: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count("LanguageModelling.continuation", self.continuation)
+        if self.window is not None:
+            require_count("LanguageModelling.window", self.window)
+
+    @classmethod
+    def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
+        require_data(cls.name, dataset, cls.data_kinds, "be text")
+        return cls(len(dataset.classes), ignore=dataset.ignore, label_smoothing=label_smoothing)
+
+    def score(self) -> Score:
+        def measure(output: Tensor, target: Tensor) -> Tensor:
+            losses = self._losses(output, target, 0.0)
+            return losses if self.ignore is None else losses[target.reshape(-1) != self.ignore]
+
+        return Mean("perplexity", measure, torch.exp)
+
+    def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
+        """Return the most probable next word after each text."""
+        return [_text([word], classes) for word in self.predict(output)[:, -1].tolist()]
+
+    def respond(
+        self, model: Callable[[Tensor], Tensor], x: Tensor, classes: Sequence[str]
+    ) -> list[Answer]:
+        for _ in range(self.continuation):
+            output = model(x if self.window is None else x[:, -self.window :])
+            if output.dim() != 3 or output.shape[2] != len(classes):
+                raise ValueError(
+                    f"the model's output has shape {tuple(output.shape)}; "
+                    f"({len(x)}, length, {len(classes)}) expected"
+                )
+            x = torch.cat([x, self.predict(output)[:, -1:]], dim=1)
+        return [_text(words, classes) for words in x.tolist()]
+
+    def _classes_last(self, output: Tensor) -> Tensor:
+        return output
+
+
+def label_answers(probability: Tensor, best: Tensor, classes: Sequence[str]) -> list[Answer]:
+    """Return the most probable classes of each sample by name.
+
+    Args:
+        probability: Of each class, shape (batch, classes).
+        best: The class of each sample, which decides on ties, shape (batch,).
+        classes: Their names.
+    """
+    if probability.shape[1] != len(classes):
+        raise ValueError(
+            f"the model tells {probability.shape[1]} classes apart; {len(classes)} have names"
+        )
+    top = (
+        probability.scatter(1, best[:, None], 2).topk(min(MAX_NAMED_CLASSES, len(classes))).indices
+    )
+    return [
+        LabelAnswer(tuple((classes[i], float(row[i])) for i in ranked.tolist()))
+        for ranked, row in zip(top, probability, strict=True)
+    ]
+
+
+def _text(words: Sequence[int], vocabulary: Sequence[str]) -> TextAnswer:
+    text = " ".join(vocabulary[word] for word in words)
+    return TextAnswer(re.sub(rf" ?{END} ?", "\n", text))
