@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-slow lint bench docs clean
+.PHONY: setup demo test test-slow lint bench docs pictures clean
 
 setup: $(VENV)/.ready
 
@@ -38,9 +38,17 @@ bench: setup  ## Beside torchdeq; writes docs/results. Leave the machine alone m
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/opteq.py
 
-docs: setup  ## API pages in build/docs.
-	$(PIP) 'pdoc>=14'
-	$(BIN)/pdoc --docformat google --output-directory build/docs equipoise
+# The documentation's own packages are installed here only: nothing else needs them.
+$(VENV)/.ready-docs: $(VENV)/.ready
+	$(PIP) --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.ready-docs  ## The site in build/site; a warning is an error.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	! grep -rlE '<(script|link|img|iframe)[^>]+(src|href)="(https?:)?//' build/site
+
+pictures: setup  ## The pictures of README and docs; the one of the report needs Chromium.
+	$(BIN)/python docs/pictures/make.py
 
 clean:
 	rm -rf $(VENV) build dist
