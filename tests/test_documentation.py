@@ -151,3 +151,12 @@ def test_documentation_pictures_are_small_and_shown_somewhere():
     for picture in (ROOT / "docs" / "pictures").glob("*.png"):
         assert picture.stat().st_size <= MAX_PICTURE_BYTES, picture.name
         assert picture.name in texts, f"no page shows {picture.name}"
+
+
+def test_documentation_names_tests_that_exist():
+    tests = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    errata = (ROOT / "docs" / "explain" / "errata.md").read_text()
+    for name in re.findall(r"`(test_\w+)`", errata):
+        assert f"def {name}(" in tests, f"the errata name {name}"
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", errata):
+        assert (ROOT / path).exists(), f"the errata name {path}"
