@@ -1,4 +1,4 @@
-"""The cells that the benchmarks solve, written for Equipoise and, as its users write them, for torchdeq."""
+"""The cells of the benchmarks, for Equipoise and, as its users would write them, for torchdeq."""
 
 from __future__ import annotations
 
@@ -64,11 +64,12 @@ class Symmetric(Problem):
 
 
 class Hidden(Symmetric):
-    """The same equilibrium, iterated in its pre-activations `a = K relu(a) + c`, `K = W W^T` formed once for each solve.
+    """The same equilibrium, iterated in its pre-activations `a = K relu(a) + c`.
 
-    One product with a matrix of hidden size for each step in place of two; the read-out `relu(a) W`
-    is the equilibrium. With gradients that enter through the read-out, the adjoint stays within the
-    active units, where `I - D K D` is symmetric.
+    `K = W W^T` is formed once for each solve, so that a step needs one product with a matrix of
+    hidden size in place of two; the read-out `relu(a) W` is the equilibrium. With gradients that
+    enter through the read-out, the adjoint stays within the active units, where `I - D K D` is
+    symmetric.
     """
 
     def inject(self, x: Tensor) -> tuple[Tensor, Shared]:

@@ -29,7 +29,7 @@ from equipoise import Equilibrium, Implicit, Stop
 PEERS = ("fixed_point_iter", "anderson", "broyden")
 TIGHTER = 0.8
 NOTES = "## Notes"
-"""What follows this heading in a results page is written by hand and kept."""
+"""The heading of a results page below which text is written by hand and kept."""
 Input = Tensor | tuple[Tensor, Tensor]
 Function = Callable[[Input], Callable[[Tensor], Tensor]]
 
@@ -132,7 +132,7 @@ LOOSEST = [round(0.3 * 0.6**power, 12) for power in range(26)]
 def loosest(
     make: Callable[[float], Contestant], referee: Referee, residual: float, error: float
 ) -> Contestant | None:
-    """Return a contestant at the loosest tolerance at which its true residual and gradient error are small enough."""
+    """Return a contestant at its loosest tolerance that keeps residual and gradient error small."""
     for tolerance in LOOSEST:
         contestant = make(tolerance)
         referee.judge(contestant)
@@ -152,7 +152,7 @@ def duel(
     goal: float,
     repetitions: int,
 ) -> list[str]:
-    """Time everyone at the loosest tolerance of its own that brings the true residual and the gradient error below the limits."""
+    """Time each at its own loosest tolerance that meets the limits of residual and error."""
     referee = Referee(problem, x)
     able, written = [], []
     for solver in PEERS:
@@ -212,7 +212,7 @@ Build = Callable[[float, float], Equilibrium]
 def match(
     build: Build, referee: Referee, best: Contestant, tolerance: float, name: str
 ) -> Contestant:
-    """Find the loosest pair of forward and adjoint tolerances at which we are as accurate as the peer, one after the other."""
+    """Find the loosest tolerances, first forward, then adjoint, at which we match the peer."""
     forward = adjoint = tolerance
     contestant = ours(build(forward, adjoint), referee.x, name)
     referee.judge(contestant)
@@ -267,7 +267,7 @@ def contest(
 
 
 def peak_of(step: Callable[[], object]) -> float:
-    """Most MB that tensors made in one call hold at a time, as torch's profiler counts them."""
+    """Return the peak memory in MB of the tensors made in a call, as torch's profiler counts it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     events = [

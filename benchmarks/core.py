@@ -1,4 +1,4 @@
-"""Equipoise's core and torchdeq side by side: forward and backward time at equal error, loop overhead, peak memory.
+"""Equipoise's core beside torchdeq: time at equal error, loop overhead, peak memory.
 
 Run: make bench   (writes docs/results/core.md; needs torchdeq 0.1.0, which `make bench` installs)
 """
@@ -18,7 +18,7 @@ from equipoise import Equilibrium, Implicit, Stop, Unrolled, solve
 
 
 def overhead(batch: int, repetitions: int) -> list[str]:
-    """Wall time of a solve over that of the bare cell evaluations it made, without the layer around it."""
+    """Wall time of a solve, without its layer, over that of the bare cell evaluations it made."""
     cell = Symmetric()
     with torch.no_grad():
         context = cell.inject(torch.randn(batch, 784))
@@ -65,7 +65,7 @@ def overhead(batch: int, repetitions: int) -> list[str]:
 
 
 def peak_memory(solver: str, steps: int) -> float:
-    """Most MB that tensors made in one training step hold at a time, as torch's profiler counts them."""
+    """Return the peak memory in MB of the tensors made in one training step."""
     torch.manual_seed(0)
     gradient = Unrolled(steps) if solver == "unrolled" else Implicit(max_steps=steps)
     stop = Stop(1e-30, max_steps=steps, patience=10**6)

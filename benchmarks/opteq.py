@@ -1,4 +1,4 @@
-"""OptEq and torchdeq side by side: one dense layer, and the convolutional 199 k network; time at equal error, peak memory.
+"""OptEq beside torchdeq: one dense layer and the 199 k network; time at equal error, memory.
 
 Run: make bench   (writes docs/results/opteq.md; needs torchdeq 0.1.0, which `make bench` installs)
 
@@ -51,7 +51,7 @@ class OneLayer(nn.Module):
 
 
 class Network(nn.Module):
-    """The equilibrium of the 199 k network: 30 channels, five layers of 16, 32, 64, 128 and 128, 3 x 3 kernels, alpha 0.8."""
+    """The equilibrium of the 199 k network: 30 channels, five layers, 3 x 3 kernels, alpha 0.8."""
 
     def __init__(self, norm: float, control: str = "none") -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def trained(epochs: int = 20) -> tuple[OneLayer, Tensor]:
 
 
 def unrolled(problem: Network, x: Tensor, repetitions: int) -> list[str]:
-    """Our implicit training step at residual 1e-3 beside 20 recorded steps: time and peak memory."""
+    """Our implicit training step at residual 1e-3 beside 20 unrolled ones: time, peak memory."""
 
     def training(layer: Equilibrium) -> Callable[[], Tensor]:
         def run() -> Tensor:

@@ -69,8 +69,8 @@ def test_plot_refuses_what_it_cannot_draw() -> None:
     with pytest.raises(
         ValueError,
         match=(
-            r"must be a problem with a function that the equilibrium minimises, as that of one "
-            r"OptEq layer has; got DeepObjective\.$"
+            r"must be a problem with a function that the equilibrium minimises; "
+            r"got DeepObjective\.$"
         ),
     ):
         plot_objective(objective(layer, x), layer.last.trace)

@@ -290,7 +290,7 @@ def test_page_of_a_run_with_nothing_or_one_step() -> None:
     assert "Training, forward, logged steps" in one.headings()
 
 
-def test_page_of_a_run_that_goes_on_takes_its_last_epoch() -> None:
+def test_page_of_an_unfinished_run_takes_its_last_epoch() -> None:
     words = assert_sealed(render_report(run(summary=None, confusion=None))).words()
     assert {
         "93.00\u202f%",
@@ -423,19 +423,19 @@ def test_page_is_the_same_every_time(ordinary: str) -> None:
     assert render_report(run(samples=masks(), ignore=255)) == ordinary
 
 
-def test_page_counts_of_many_classes_are_a_picture() -> None:
+def test_page_counts_of_many_classes_are_an_image() -> None:
     counts = np.random.default_rng(0).integers(1, 5, (1000, 1000)) + 4000 * np.eye(
         1000, dtype=np.int64
     )
     source = render_report(RunReport("many", confusion=counts))
     page = assert_sealed(source)
-    (picture,) = pictures(page)
-    assert picture.shape == (334, 334, 4)
-    assert np.diag(picture[..., 3]).min() > 150 > picture[0, 1:, 3].max()
+    (image,) = images(page)
+    assert image.shape == (334, 334, 4)
+    assert np.diag(image[..., 3]).min() > 150 > image[0, 1:, 3].max()
     assert len(source.encode()) < 1_000_000
 
 
-def pictures(page: Page) -> list[np.ndarray]:
+def images(page: Page) -> list[np.ndarray]:
     sources = [attributes["src"] for tag, attributes in page.tags if tag == "img"]
     return [
         np.asarray(Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))))
@@ -450,7 +450,7 @@ def test_page_masks_have_the_colours_of_their_legend() -> None:
             RunReport("masks", samples=samples, ignore=255, classes=["sky", "road", "tree"])
         )
     )
-    found = pictures(page)
+    found = images(page)
     assert len(found) == 12  # four samples
     image, truth, prediction = found[:3]
     assert image.shape == (200, 134, 3)
@@ -545,12 +545,12 @@ def test_numbers_are_readable() -> None:
 
 def test_report_refuses_arrays_of_other_shapes() -> None:
     with pytest.raises(
-        ValueError, match=r"RunReport\.confusion must be classes x classes; got the shape \(2, 3\)"
+        ValueError, match=r"RunReport\.confusion must be classes x classes; got \(2, 3\)"
     ):
         RunReport("bad", confusion=np.zeros((2, 3)))
     with pytest.raises(
         ValueError,
-        match=r"panels\['image'\] must be height x width, or that x 3; got the shape \(4, 4, 2\)",
+        match=r"panels\['image'\] must be height x width, or height x width x 3; got \(4, 4, 2\)",
     ):
         ShownSample({"image": np.zeros((4, 4, 2))})
     with pytest.raises(
@@ -560,6 +560,6 @@ def test_report_refuses_arrays_of_other_shapes() -> None:
         ShownSample({"image": np.zeros((4, 5, 3)), "truth": np.zeros((5, 4))})
     with pytest.raises(
         ValueError,
-        match=r"SolvePath\.image must be height x width, or that x 3; got the shape \(64,\)",
+        match=r"SolvePath\.image must be height x width, or height x width x 3; got \(64,\)",
     ):
         SolvePath([1.0], image=np.zeros(64))

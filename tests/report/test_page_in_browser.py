@@ -50,12 +50,19 @@ PAINTED = (
 CONTRASTS = """
 const channel = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
 const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
-const parse = t => { const c = t.match(/[\\d.]+/g).map(Number); return c.length < 4 ? [...c, 1] : c; };
+const parse = t => {
+  const c = t.match(/[\\d.]+/g).map(Number);
+  return c.length < 4 ? [...c, 1] : c;
+};
 const over = (c, b) => [0, 1, 2].map(k => c[3] * c[k] + (1 - c[3]) * b[k]);
-const behind = e => { if (!e) return [255, 255, 255]; const c = parse(getComputedStyle(e).backgroundColor);
-                      return c[3] === 1 ? c : over(c, behind(e.parentElement)); };
+const behind = e => {
+  if (!e) return [255, 255, 255];
+  const c = parse(getComputedStyle(e).backgroundColor);
+  return c[3] === 1 ? c : over(c, behind(e.parentElement));
+};
 const found = {};
-for (const e of document.querySelectorAll('h1, h2, h3, p, dt, dd, th, td, b, li, caption, figcaption, svg text')) {
+const texts = 'h1, h2, h3, p, dt, dd, th, td, b, li, caption, figcaption, svg text';
+for (const e of document.querySelectorAll(texts)) {
   if (!e.textContent.trim()) continue;
   const style = getComputedStyle(e), back = behind(e);
   const a = light(parse(e.tagName === 'text' ? style.fill : style.color)), b = light(back);
@@ -70,14 +77,21 @@ return Math.min(...[...document.querySelectorAll('svg.chart')].map(svg => {
   return scale * parseFloat(getComputedStyle(svg.querySelector('text')).fontSize); }));
 """
 CLIPPED = """
-return [...document.querySelectorAll('svg.chart')].flatMap(svg => { const frame = svg.getBoundingClientRect();
-  return [...svg.querySelectorAll('text')].filter(text => { const box = text.getBoundingClientRect();
-    return box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1; })
-    .map(text => text.textContent); });
+return [...document.querySelectorAll('svg.chart')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll('text')].filter(text => {
+    const box = text.getBoundingClientRect();
+    return box.left < frame.left - 1 || box.right > frame.right + 1
+        || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
+  }).map(text => text.textContent);
+});
 """
 BOXES = """
-return [...document.querySelectorAll('svg.chart')].map(svg => [...svg.querySelectorAll('text')].map(text => {
-  const box = text.getBoundingClientRect(); return [text.textContent, box.left, box.top, box.right, box.bottom]; }));
+return [...document.querySelectorAll('svg.chart')].map(svg =>
+  [...svg.querySelectorAll('text')].map(text => {
+    const box = text.getBoundingClientRect();
+    return [text.textContent, box.left, box.top, box.right, box.bottom];
+  }));
 """
 
 

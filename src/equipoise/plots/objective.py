@@ -1,4 +1,4 @@
-"""Plots; matplotlib is imported when one is made."""
+"""The plot of a solve; matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.core import SettingError
 from equipoise.layers import Minimization
 from equipoise.solvers import Trace
 
@@ -22,24 +23,25 @@ BLUE, ORANGE, GREEN = "#1f5fa8", "#d9730d", "#2f7d4f"
 def plot_objective(
     objective: Minimization, trace: Trace | None, path: str | Path | None = None
 ) -> Figure:
-    """Draw how objective, merit function and residual fall along a solve: a thin line for each sample, a thick one for the median.
+    """Draw how objective, merit function and residual fall along a solve.
+
+    Each sample has a thin line, the median a thick one.
 
     The objective is that of the step from each iterate, `phi(f(z_k)) - phi*`, the merit function
     `h(z_k) - h*`, with the minima computed to the accuracy of float64 from where the solve ended.
-    Differences below what float64 can tell are left out.
+    Differences below the accuracy of float64 are left out.
 
     Args:
         objective: The problem of the layer, `objective(layer, x)`.
         trace: The path of the solve at the same `x`: `layer.last.trace` after
             `layer(x, trace=True)`.
-        path: Where to save the picture, if anywhere; the ending says in which format.
+        path: Where to save the image, if anywhere; the suffix says in which format.
     """
     given: object = objective
     if not isinstance(given, Minimization):
-        raise ValueError(
-            "plot_objective.objective must be a problem with a function that the equilibrium "
-            f"minimises, as that of one OptEq layer has; got {type(given).__name__}."
-        )
+        rule = "be a problem with a function that the equilibrium minimises"
+        got = type(given).__name__
+        raise SettingError("plot_objective.objective", rule, given, got=got)
     figure = _figure()
     found = objective.descent(trace)
     assert found is not None  # as the function that is minimised falls
@@ -73,13 +75,10 @@ def plot_objective(
 
 
 def _figure() -> Figure:
-    from matplotlib.figure import (
-        Figure,  # when a picture is drawn, not when the library is imported
-    )
+    from matplotlib.figure import Figure  # slow to import, so only when a plot is drawn
 
-    return Figure(
-        figsize=(10, 4.2), dpi=150, layout="constrained"
-    )  # without pyplot: no global state, no window
+    # without pyplot: no global state, no window
+    return Figure(figsize=(10, 4.2), dpi=150, layout="constrained")
 
 
 def _lines(axes: Any, values: np.ndarray, colour: str, label: str) -> None:

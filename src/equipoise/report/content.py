@@ -1,4 +1,4 @@
-"""What a page about a training run is made from."""
+"""What the page of a run is made from."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ class ShownSample:
         for caption, panel in self.panels.items():
             shape = np.shape(panel)
             if 0 in shape or not (len(shape) == 2 or (len(shape) == 3 and shape[2] == 3)):
-                raise SettingError(
-                    f"ShownSample.panels[{caption!r}]",
-                    "be height x width, or that x 3",
-                    panel,
-                    got=f"the shape {shape}",
-                )
+                rule = "be height x width, or height x width x 3"
+                raise SettingError(f"ShownSample.panels[{caption!r}]", rule, shape)
         if len(sizes) > 1:
             raise SettingError("ShownSample.panels", "have one height and width", sorted(sizes))
 
@@ -66,15 +62,13 @@ class SolvePath:
         if self.image is not None:
             shape = np.shape(self.image)
             if 0 in shape or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3))):
-                raise ValueError(
-                    "SolvePath.image must be height x width, or that x 3; got the shape "
-                    f"{shape}. Leave it out."
-                )
+                rule = "be height x width, or height x width x 3"
+                raise SettingError("SolvePath.image", rule, shape, "Leave it out.")
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that a page says about a run; what is empty or missing is left out.
+    """Everything that a page says about a run; what is empty or missing is left out.
 
     Args:
         title: What the run is called.
@@ -82,7 +76,7 @@ class RunReport:
         environment: Versions, platform and command line.
         steps: The step lines of its metrics.
         epochs: The epoch lines of its metrics.
-        summary: What it ended with; None while it goes on.
+        summary: Its final results; None while it is under way.
         classes: Names of the labels.
         confusion: Counts of samples, rows for the truth, columns for the prediction.
         samples: A few samples with what the model made of them.
@@ -106,6 +100,4 @@ class RunReport:
         if self.confusion is not None:
             shape = np.shape(self.confusion)
             if len(shape) != 2 or shape[0] != shape[1]:
-                raise ValueError(
-                    f"RunReport.confusion must be classes x classes; got the shape {shape}."
-                )
+                raise SettingError("RunReport.confusion", "be classes x classes", shape)

@@ -1,4 +1,4 @@
-"""Pictures inside a page: PNG as data, colours of labels."""
+"""Images inside a page: PNG as data, colours of labels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 __all__ = ["encode", "label_colour", "paint_heat", "paint_mask", "shrink", "to_bytes"]
 
+# Pixels along the longer side; four samples of this size keep any page under 2 MB.
 MAX_SIDE = 256
-"""Pixels along the longer side; four samples of this size keep a page under 2 MB whatever they show."""
-# Paul Tol's muted scheme and three of his bright one: told apart with any colour vision
+# Paul Tol's muted scheme and three of his bright one: distinct to any colour vision.
 COLOURS = (
     "#cc6677",
     "#332288",
@@ -28,12 +28,12 @@ COLOURS = (
     "#ee8866",
     "#bbcc33",
 )
+# Visible on white and on black; the strength goes into the alpha channel.
 HEAT = (47, 127, 196)
-"""Seen on white and on black; the strength goes into the alpha channel."""
 
 
 def encode(pixels: np.ndarray) -> str:
-    """Return a picture of uint8 as the address of a PNG that is its own content.
+    """Return an image of uint8 as a data URL of a PNG.
 
     Args:
         pixels: Height x width (grey), x 3 (colour) or x 4 (with alpha).
@@ -45,9 +45,9 @@ def encode(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def to_bytes(picture: Any) -> np.ndarray:
-    """Return a picture as uint8, other numbers scaled from their least to their largest; a single channel is grey."""
-    pixels: np.ndarray = np.asarray(picture)
+def to_bytes(image: Any) -> np.ndarray:
+    """Return an image as uint8; other numbers are scaled from the smallest to the largest."""
+    pixels: np.ndarray = np.asarray(image)
     pixels = pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
     if pixels.dtype == np.uint8:
         return pixels
@@ -58,15 +58,16 @@ def to_bytes(picture: Any) -> np.ndarray:
 
 
 def shrink(pixels: np.ndarray) -> np.ndarray:
-    """Return every n-th pixel, so that a picture is at most 256 pixels wide and high."""
+    """Return every n-th pixel, so that an image is at most 256 pixels wide and high."""
     every = -(-max(pixels.shape[:2]) // MAX_SIDE)
     return pixels[::every, ::every]
 
 
 def label_colour(label: int) -> str:
-    """Return the colour of a label; those after the twelfth go around the circle of hues by the golden ratio."""
+    """Return the colour of a label."""
     if label < len(COLOURS):
         return COLOURS[label]
+    # the golden ratio spreads hues evenly, however many there are
     red, green, blue = colorsys.hsv_to_rgb(
         label * 0.618034 % 1, 0.45 + 0.2 * (label % 3), 0.9 - 0.15 * (label % 4)
     )
@@ -74,7 +75,7 @@ def label_colour(label: int) -> str:
 
 
 def paint_mask(labels: np.ndarray, ignore: int | None) -> np.ndarray:
-    """Return a mask in the colours of its labels; pixels that do not count, or have no label, are clear.
+    """Return a mask in the colours of its labels, transparent where pixels do not count.
 
     Args:
         labels: Height x width.
@@ -87,18 +88,18 @@ def paint_mask(labels: np.ndarray, ignore: int | None) -> np.ndarray:
     return painted
 
 
-def paint_heat(shares: np.ndarray) -> np.ndarray:
-    """Return a matrix of shares in [0, 1] as a picture; of more than 400 rows, the largest share of each block.
+def paint_heat(fractions: np.ndarray) -> np.ndarray:
+    """Return a square matrix of fractions as an image of at most 400 x 400 pixels.
 
     Args:
-        shares: Square.
+        fractions: Numbers in [0, 1]; of a larger matrix, each pixel shows the largest of a block.
     """
-    every = -(-len(shares) // 400)
+    every = -(-len(fractions) // 400)
     for axis in (0, 1):
-        shares = np.maximum.reduceat(shares, np.arange(0, shares.shape[axis], every), axis=axis)
-    painted = np.empty((*shares.shape, 4), np.uint8)
+        starts = np.arange(0, fractions.shape[axis], every)
+        fractions = np.maximum.reduceat(fractions, starts, axis=axis)
+    painted = np.empty((*fractions.shape, 4), np.uint8)
     painted[..., :3] = HEAT
-    painted[..., 3] = np.rint(
-        np.sqrt(np.clip(shares, 0, 1)) * 255
-    )  # the root lets small shares be seen
+    # the root makes small fractions visible
+    painted[..., 3] = np.rint(np.sqrt(np.clip(fractions, 0, 1)) * 255)
     return painted
