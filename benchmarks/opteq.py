@@ -98,7 +98,7 @@ def trained(epochs: int = 20) -> tuple[OneLayer, Tensor]:
         for layer, operator in enumerate(problem.layer.layers.operators):
             excess = operator.bound(operator.weights()) / problem.layer.layers.limit(layer)
             operator.scale_(1 / excess.clamp_min(1))
-    norm = float(problem.layer.frozen_layers(x[:1])[0].norm().detach())
+    norm = problem.layer.layers.norms()["1"]
     print(
         f"trained layer: norm {norm:.3f}, loss {F.cross_entropy(model(x), y).item():.4f}",
         flush=True,

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 from scipy.special import spence, xlogy
 from torch import Tensor
 
@@ -45,6 +46,46 @@ def arrays(layer: OptEq, x: Tensor, place: int = 0) -> tuple[np.ndarray, np.ndar
     inject = layer.layers.inputs[place]
     W = layer.layers.operators[place].weight.detach().numpy()
     return W, x.numpy() @ inject.weight.detach().numpy().T + inject.bias.detach().numpy()
+
+
+class ReferenceLayer:
+    """One layer of an OptEq written with torch's own functions: the adjoint comes from autograd."""
+
+    def __init__(self, layer, x: Tensor, place: int) -> None:
+        cell = layer.layers
+        operator, self.activation = cell.operators[place], cell.activations[place]
+        self.parts = list(getattr(operator, "parts", [operator]))
+        self.weights = [own.detach() for own in cell.effective_weights()[place]]
+        self.c = cell.inputs[place](x).detach()
+        self.alpha, self.mu = float(torch.as_tensor(cell.alpha[place]).detach()), cell.mu
+
+    def apply(self, z: Tensor) -> Tensor:
+        for part, weight in zip(self.parts, self.weights, strict=True):
+            if weight.dim() == 2:
+                return F.linear(z, weight)
+            height, width = weight.shape[2:]
+            margin = ((width - 1) // 2, width // 2, (height - 1) // 2, height // 2)
+            mode = "circular" if part.padding == "circular" else "constant"
+            z = F.conv2d(F.pad(z, margin, mode), weight, groups=part.groups)
+        return z
+
+    def prox(self, z: Tensor) -> Tensor:
+        value, pull = torch.func.vjp(self.apply, z.detach())
+        return pull(self.activation(value + self.c))[0] / self.mu
+
+    def step(self, z: Tensor) -> Tensor:
+        return self.alpha * self.prox(z) + (1 - self.alpha) * z
+
+    def matrix(self, *shape: int) -> Tensor:
+        """W, written out for states of a shape."""
+        size = math.prod(shape)
+        basis = torch.eye(size, dtype=self.c.dtype).reshape(size, *shape)
+        return self.apply(basis).reshape(size, -1).T
+
+
+def reference(layer, x: Tensor) -> list[ReferenceLayer]:
+    """The layers of an OptEq at an input."""
+    return [ReferenceLayer(layer, x, place) for place in range(len(layer.layers.operators))]
 
 
 def sigmoid(a: np.ndarray) -> np.ndarray:

@@ -1,15 +1,10 @@
 """Linear maps with exact adjoints and proven bounds of their norms."""
 
+from equipoise.operators.composed import Composed, separable
+from equipoise.operators.convolution import Convolution, Padding
+from equipoise.operators.dense import Dense
 from equipoise.operators.norms import convolution_bound, dense_norm
-from equipoise.operators.operator import (
-    Composed,
-    Convolution,
-    Dense,
-    Operator,
-    OperatorWeights,
-    Padding,
-    separable,
-)
+from equipoise.operators.operator import Operator, OperatorWeights
 
 __all__ = [
     "Composed",

@@ -8,6 +8,7 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 import torch
+from samples import reference
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier, MLPRegressor
@@ -114,15 +115,13 @@ def test_hidden_units_factor_the_weights_of_any_rank(dtype):
     net = badly_scaled(dtype)
     with torch.no_grad():
         net[6].weight.zero_()
-    frozen_layers = to_hidden_units(net)
-    assert frozen_layers.state_features == 57  # of 17 and 40
+    hidden = to_hidden_units(net)
+    assert hidden.state_features == 57  # of 17 and 40
     matrices = [module.weight for module in net if isinstance(module, nn.Linear)]
-    for before, Wb, A in zip(
-        frozen_layers.weights, frozen_layers.weights[1:], matrices, strict=False
-    ):
+    for before, Wb, A in zip(hidden.weights, hidden.weights[1:], matrices, strict=False):
         gap = Wb.double() @ before.double().mT - A.double()
         assert gap.norm() <= 10 * torch.finfo(dtype).eps * A.double().norm().clamp_min(1e-6)
-    for Wb in frozen_layers.weights[1:-1]:
+    for Wb in hidden.weights[1:-1]:
         values = torch.linalg.svdvals(Wb.detach().double())
         assert values[0] <= 4 * values[-1]
 
@@ -202,11 +201,11 @@ def test_conversion_copies_the_weights():
     net = sequential([3, 4, 5, 2], lambda _: nn.Tanh())
     x = torch.randn(4, 3, dtype=torch.float64)
     expected = net(x).detach()
-    frozen_layers, opteq = to_hidden_units(net), to_opteq(net)
+    hidden, opteq = to_hidden_units(net), to_opteq(net)
     with torch.no_grad():
         for weight in net.parameters():
             weight.zero_()
-    assert torch.allclose(frozen_layers(x), expected)
+    assert torch.allclose(hidden(x), expected)
     assert torch.allclose(opteq(x), expected)
 
 
@@ -511,8 +510,8 @@ def deep_opteq(alpha=0.7, **options):
 def passes(deep, x):
     """The states of one pass through a deep OptEq at its equilibrium, in the order of Lemma 3."""
     states = [deep(x)]
-    for unit in deep.frozen_layers(x):
-        states.append(unit.step(states[-1]))
+    for own in reference(deep, x):
+        states.append(own.step(states[-1]))
     return torch.cat(states[1:], dim=1)
 
 
@@ -557,12 +556,12 @@ def test_lemma_3_of_version_3_lacks_the_shift():
     deep, x = deep_opteq(), torch.randn(4, 5, dtype=torch.float64)
     states = passes(deep, x)
     z_1, z_2, z_0 = states.split(6, dim=1)
-    frozen_layers = deep.frozen_layers(x)
+    layers = reference(deep, x)
     with_shift = torch.cat(
-        [unit.prox(z) for unit, z in zip(frozen_layers, (z_0, z_1, z_2), strict=True)], dim=1
+        [own.prox(z) for own, z in zip(layers, (z_0, z_1, z_2), strict=True)], dim=1
     )
     without = torch.cat(
-        [unit.prox(z) for unit, z in zip(frozen_layers, (z_1, z_2, z_0), strict=True)], dim=1
+        [own.prox(z) for own, z in zip(layers, (z_1, z_2, z_0), strict=True)], dim=1
     )
     skip = 0.3 * torch.cat([z_0, z_1, z_2], dim=1)
     assert torch.allclose(0.7 * with_shift + skip, states, atol=1e-10)
@@ -583,11 +582,11 @@ def test_to_wide_solves_the_mean_of_the_layers(norm, mu):
         deep.layers.operators[1].weight.mul_(
             5 if norm == "scale" else 1
         )  # so that norm control has something to do
-    frozen_layers = deep.frozen_layers(x)
+    layers = reference(deep, x)
 
     def balance(y):
         y = torch.tensor(y)[None]
-        return (3 * y - sum(unit.prox(y) for unit in frozen_layers))[0].detach().numpy()
+        return (3 * y - sum(own.prox(y) for own in layers))[0].detach().numpy()
 
     root = scipy.optimize.root(balance, np.zeros(6), tol=1e-13).x
     wide = to_wide(deep)
@@ -642,7 +641,7 @@ def test_to_wide_stacks_the_channels_of_convolutions(groups, size, padding):
     x = torch.randn(2, 2, 5, 6, dtype=torch.float64)
     wide = to_wide(deep)
     y = wide(x)
-    assert torch.allclose(3 * y, sum(unit.prox(y) for unit in deep.frozen_layers(x)), atol=1e-9)
+    assert torch.allclose(3 * y, sum(own.prox(y) for own in reference(deep, x)), atol=1e-9)
     (weight,) = wide.layers.effective_weights()[0]
     assert relative(weight, wide.layers.operators[0].kernel) < 1e-12
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from samples import ACTIVATION, POTENTIAL, Explicit, arrays, opteq
+from samples import ACTIVATION, POTENTIAL, Explicit, arrays, opteq, reference
 from scipy.linalg import block_diag
 from scipy.optimize import minimize
 from torch import Tensor
@@ -70,8 +70,7 @@ def test_gradient_of_phi_is_the_inverse_of_each_layer(alpha) -> None:
     layer, x = opteq([7, 12, 5], 6, "tanh", alpha=alpha, mu=1.2)
     problem = objective(layer, x)
     before = [normal(3, 6) for _ in range(3)]
-    frozen_layers = layer.frozen_layers(x)
-    blocks = [unit.step(y).detach() for unit, y in zip(frozen_layers, before, strict=True)]
+    blocks = [own.step(y) for own, y in zip(reference(layer, x), before, strict=True)]
     step = 1e-5
     for place in range(3):
         for axis in range(6):
@@ -88,7 +87,7 @@ def test_value_is_the_sum_of_the_envelopes_that_scipy_finds() -> None:
     alphas, mu = [0.8, 0.3, 1.0], 1.2
     layer, x = opteq([5, 6, 4], 6, "sigmoid", alpha=alphas, mu=mu)
     problem = objective(layer, x)
-    reachable = layer.frozen_layers(x)[2].prox(normal(3, 6)).detach()
+    reachable = reference(layer, x)[2].prox(normal(3, 6)).detach()
     blocks = [normal(3, 6), normal(3, 6), reachable]
     for row in range(3):
         total = 0.0
@@ -158,7 +157,7 @@ def test_two_blocks_is_least_at_the_equilibrium_of_relu_layers() -> None:
     problem = objective(layer, x)
     z1, z0 = problem.blocks(layer(x).detach())
     least = problem.two_blocks(z1, z0)
-    domain = layer.frozen_layers(x)[1].prox(normal(50, 8)).detach()
+    domain = reference(layer, x)[1].prox(normal(50, 8)).detach()
     for other in (
         (z1 + 0.01 * normal(50, 8), z0),
         (z1, 0.99 * z0 + 0.01 * domain),
@@ -350,7 +349,7 @@ def test_a_proximal_map_is_one_more_layer_with_a_block_of_its_own() -> None:
     there = own != 0
     assert there.any()
     assert (own - z + 0.01 * own.sign())[there].abs().max() <= 1e-12
-    first = plain.frozen_layers(x)[0].step(own).detach()
+    first = reference(plain, x)[0].step(own).detach()
     assert objective(layer, x).blocks(z)[0] == pytest.approx(first, abs=1e-12)
 
 

@@ -4,9 +4,11 @@ import re
 
 import pytest
 import torch
+from samples import reference
 from torch import nn
 
 from equipoise import SAM, Cell, ConvergenceError, Equilibrium, FixedPoint, Unrolled
+from equipoise.analysis import objective
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d
 from equipoise.layers import project_norms, project_norms_after
 from equipoise.prox import MatrixActivation
@@ -21,7 +23,7 @@ def enlarge(layer: nn.Module, factor: float) -> nn.Module:
 
 
 def norms(layer, x):
-    return [unit.norm().item() for unit in layer.frozen_layers(x)]
+    return [float(torch.linalg.matrix_norm(own.weights[0], 2)) for own in reference(layer, x)]
 
 
 def test_one_layer_solves_its_equation():
@@ -46,7 +48,7 @@ def test_deep_layers_are_composed_in_order():
     assert not layer.layers.symmetric
 
 
-def test_units_are_the_layers():
+def test_step_is_what_the_formula_says():
     for layer, x in (
         (OptEq(3, 3, [5, 4], learn_alpha=True, mu=1.5), torch.randn(2, 3)),
         (
@@ -56,8 +58,8 @@ def test_units_are_the_layers():
     ):
         z = torch.randn_like(x)
         y = z
-        for unit in layer.frozen_layers(x):
-            y = unit.step(y)
+        for own in reference(layer, x):
+            y = own.step(y)
         assert torch.allclose(y, layer.map(x)(z), atol=1e-5)
 
 
@@ -66,10 +68,11 @@ def test_psi_has_the_layer_as_its_gradient():
         (OptEq(3, 3, 5, "elu", mu=1.5), torch.randn(2, 3).double()),
         (OptEqConv2d(3, 3, 4, activation="tanh"), torch.randn(2, 3, 5, 5).double()),
     ):
-        (unit,) = layer.double().frozen_layers(x)
+        psi = objective(layer.double(), x)._potential.psi
         z = torch.randn_like(x, requires_grad=True)
-        (gradient,) = torch.autograd.grad(unit.psi(z).sum(), z)
-        assert torch.allclose(gradient, unit.prox(z))
+        (gradient,) = torch.autograd.grad(psi(z.flatten(1)).sum(), z)
+        (own,) = reference(layer, x)
+        assert torch.allclose(gradient, own.prox(z))
 
 
 def test_a_solve_starts_at_the_input_or_at_zero():
@@ -107,10 +110,10 @@ def test_scale_keeps_the_true_norm_below_the_limit(activation, mu):
     x = torch.randn(4, 3)
     layer = enlarge(OptEq(3, 6, [5, 8], activation, mu=mu, bound=0.9), 50)
     slope = 0.25 if activation == "sigmoid" else 1.0
-    for unit in layer.frozen_layers(x):
-        norm = torch.linalg.matrix_norm(unit.weights[0], 2).item()
-        assert norm == pytest.approx(0.9 * math.sqrt(mu / slope), rel=1e-5)
-        assert unit.lipschitz().item() == pytest.approx(0.8 * 0.81 + 0.2, rel=1e-5)
+    assert norms(layer, x) == pytest.approx([0.9 * math.sqrt(mu / slope)] * 2, rel=1e-5)
+    assert layer.layers.lipschitz() == pytest.approx((0.8 * 0.81 + 0.2) ** 2, rel=1e-5)
+    factors = [factor.value for factor in layer.layers.certificate().factors]
+    assert factors == pytest.approx([0.8 * 0.81 + 0.2] * 2, rel=1e-5)
     layer(x)
     assert layer.last.converged.all()
 
@@ -118,10 +121,8 @@ def test_scale_keeps_the_true_norm_below_the_limit(activation, mu):
 def test_scale_of_a_convolution_keeps_the_true_norm_below_the_limit():
     x = torch.randn(1, 3, 6, 6)
     layer = enlarge(OptEqConv2d(3, 3, [5, 4], padding="circular"), 50).double()
-    for unit in layer.frozen_layers(x.double()):
-        eye = torch.eye(108, dtype=torch.float64).reshape(108, 3, 6, 6)
-        matrix = unit.operator.apply_with(unit.weights, eye).reshape(108, -1)
-        assert 0.9 < torch.linalg.matrix_norm(matrix, 2) <= 0.99 + 1e-12
+    for own in reference(layer, x.double()):
+        assert 0.9 < torch.linalg.matrix_norm(own.matrix(3, 6, 6), 2) <= 0.99 + 1e-12
 
 
 @pytest.mark.parametrize(
@@ -139,8 +140,7 @@ def test_scale_notices_every_change_of_the_weights(change):
     with torch.no_grad():
         layer(x), layer(x)
         change(layer.layers.operators[0].weight)
-        (unit,) = layer.frozen_layers(x)
-    assert torch.linalg.matrix_norm(unit.weights[0], 2).item() == pytest.approx(0.99, rel=1e-5)
+    assert norms(layer, x) == pytest.approx([0.99], rel=1e-5)
 
 
 def test_scale_computes_no_bound_twice(monkeypatch):
@@ -159,8 +159,8 @@ def test_scale_computes_no_bound_twice(monkeypatch):
 
 def test_scale_leaves_small_weights_alone():
     layer = OptEq(3, 4, 5)
-    (unit,) = layer.frozen_layers(torch.randn(1, 3))
-    assert unit.weights[0] is layer.layers.operators[0].weight
+    ((weight,),) = layer.layers.effective_weights()
+    assert weight is layer.layers.operators[0].weight
 
 
 def test_no_control_leaves_large_weights_alone():
@@ -450,9 +450,7 @@ def test_bad_input_gets_one_sentence(make, sentence):
 
 
 def test_project_calls_weights_that_are_not_finite_a_numerical_failure():
-    sentence = (
-        "project must find finite weights; got NaN or infinity in layer 1. Lower the learning rate."
-    )
+    sentence = "project_norms must find finite weights; got NaN or infinity in layer 1. Lower the learning rate."
     with pytest.raises(ConvergenceError, match=f"^{re.escape(sentence)}$"):
         project_norms(enlarge(OptEq(3, 4, 5, norm="project"), float("nan")))
 

@@ -1,34 +1,35 @@
-"""The cell of an OptEq: one or several proximal maps in a row, with control of their norms."""
+"""The cell of an OptEq: one or several proximal maps in a row."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.errors import ConvergenceError
-from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Shared
-from equipoise.core.validate import require_positive
+from equipoise.core.validate import require_flag, require_fraction, require_positive
+from equipoise.families.opteq.linearization import LinearLayer, add_skip, linearize_layers
+from equipoise.families.opteq.norm_control import (
+    BOUND,
+    Norm,
+    NormControl,
+    project_norm_,
+    require_norm_control,
+)
 from equipoise.families.opteq.objective import state_problem
-from equipoise.families.opteq.potential import FrozenLayer
+from equipoise.families.opteq.potential import Potential
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, averaged
 from equipoise.layers.problem import Problem
-from equipoise.operators.operator import Operator, OperatorWeights, is_recorded, plus
+from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation
 from equipoise.solvers.problem import Linearization
 
-__all__ = ["Norm", "OptEqCell"]
-
-Norm = Literal["none", "scale", "project"]
-
-BOUND = 0.99
-"""How large the norms of controlled weights may become, by default: a contraction with a margin that float32 can see."""
+__all__ = ["OptEqCell"]
 
 
 class OptEqCell(Cell):
@@ -78,22 +79,13 @@ class OptEqCell(Cell):
         self.inputs = nn.ModuleList(inputs)
         self.activations = tuple(activations)
         require_positive("OptEq.mu", mu)
-        if not isinstance(learn_alpha, bool):
-            raise ValueError(f"OptEq.learn_alpha must be True or False; got {learn_alpha!r}.")
-        choose("OptEq.norm", norm, get_args(Norm))
-        require_positive("OptEq.bound", bound)
-        if norm != "none" and bound > 1:
-            raise ValueError(
-                "OptEq.bound must be at most 1, since larger weights certify nothing; got "
-                f"{bound}. Use norm='none' for no control."
-            )
+        require_flag("OptEq.learn_alpha", learn_alpha)
+        require_norm_control(norm, bound)
         self.mu = float(mu)
         self.norm = norm
         self.bound = float(bound)
         self.start = start
-        self._bounds: dict[
-            int, tuple[tuple[object, ...], Tensor]
-        ] = {}  # worth remembering between solves
+        self._control = NormControl()
         self.symmetric = len(operators) == 1
         self.shared_alpha = not isinstance(alpha, list | tuple)
         values = _numbers(alpha)
@@ -126,23 +118,10 @@ class OptEqCell(Cell):
         made = [operator.weights() for operator in self._operators]
         if self.norm != "scale":
             return made
-        for layer, operator in enumerate(self._operators):
-            weights, limit = made[layer], self.limit(layer)
-            if limit == math.inf:
-                continue
-            if any(is_wrapped(weight) for weight in weights):
-                made[layer] = operator.scaled(
-                    weights, limit / operator.bound(weights).clamp_min(limit)
-                )
-                continue
-            bound = self._known_bound(layer, weights)
-            if bound is None or (torch.is_grad_enabled() and not bool(bound <= limit)):
-                bound = operator.bound(weights)
-                self._bounds[layer] = (_fingerprint(weights), bound.detach())
-            # Weights within the limit stay what they are: the common case needs no new tensors.
-            if not bool(bound <= limit):
-                made[layer] = operator.scaled(weights, limit / bound)
-        return made
+        return [
+            self._control.scale(layer, operator, weights, self.limit(layer))
+            for layer, (operator, weights) in enumerate(zip(self._operators, made, strict=True))
+        ]
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:
@@ -179,34 +158,25 @@ class OptEqCell(Cell):
             else "Use norm='scale', or norm='project' with project_norms.",
         )
 
+    @torch.no_grad()
     def problem(self, x: Tensor) -> Problem:
         """Return the convex problem of one layer, or the inclusion of several, at the input `x`."""
-        with torch.no_grad():
-            return state_problem(self.frozen_layers(x))
-
-    def _known_bound(self, layer: int, weights: OperatorWeights) -> Tensor | None:
-        """The bound of a layer's norm, if the weights are those that it was computed for."""
-        mark, bound = self._bounds.get(layer, ((), None))
-        return bound if bound is not None and mark == _fingerprint(weights) else None
-
-    @property
-    def _operators(self) -> list[Operator]:
-        return list(self.operators)  # type: ignore[arg-type]
-
-    def frozen_layers(self, x: Tensor) -> list[FrozenLayer]:
-        """Return the layers at their present weights for the input `x`; for theory."""
         self._check(x)
-        return [
-            FrozenLayer(operator, weights, activation, inject(x), alpha, self.mu)
-            for operator, weights, activation, inject, alpha in zip(
+        potentials = [
+            Potential(operator, weights, activation, inject(x), self.mu)
+            for operator, weights, activation, inject in zip(
                 self._operators,
                 self.effective_weights(),
                 self.activations,
                 self.inputs,
-                self.alpha,
                 strict=True,
             )
         ]
+        return state_problem(potentials, [float(alpha) for alpha in self.alpha])
+
+    @property
+    def _operators(self) -> list[Operator]:
+        return list(self.operators)  # type: ignore[arg-type]
 
     def _check(self, x: Tensor) -> None:
         for operator in self._operators:
@@ -244,7 +214,7 @@ class OptEqCell(Cell):
         ):
             a = operator.affine_with(weights, z, c)
             hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
-            z = _add_skip(operator.adjoint_with(turned, hidden), z, fixed if rest is None else rest)
+            z = add_skip(operator.adjoint_with(turned, hidden), z, fixed if rest is None else rest)
         return z
 
     @property
@@ -259,24 +229,17 @@ class OptEqCell(Cell):
         if not all(activation.elementwise for activation in self.activations):
             return None
         slopes: list[Tensor] = []
-        linear: list[_Factor] = []
+        linear: list[LinearLayer] = []
         for operator, activation, fixed, (c, weights, turned, rest) in zip(
             self._operators, self.activations, self._rest, context, strict=True
         ):
             rest = fixed if rest is None else rest
             a = operator.affine_with(weights, z, c)
             slopes.append(activation.derivative(a.detach()))
-            linear.append(
-                (
-                    operator,
-                    _detached(weights),
-                    _detached(turned),
-                    rest.detach() if isinstance(rest, Tensor) else rest,
-                )
-            )
+            linear.append(LinearLayer(operator, weights, turned, rest).detach())
             hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
-            z = _add_skip(operator.adjoint_with(turned, hidden), z, rest)
-        return _linear(z, slopes, linear)
+            z = add_skip(operator.adjoint_with(turned, hidden), z, rest)
+        return linearize_layers(z, slopes, linear)
 
     def lipschitz(self) -> float | None:
         """Return `prod_l (alpha_l bound^2 + 1 - alpha_l)` where norms are divided, which certifies it at no cost."""
@@ -297,79 +260,18 @@ class OptEqCell(Cell):
     def project_(self) -> None:
         """Divide the weights whose norm is larger than the limit, in place."""
         for layer, operator in enumerate(self._operators):
-            if not all(bool(weight.isfinite().all()) for weight in operator.weights()):
-                raise ConvergenceError(
-                    "project must find finite weights; got NaN or infinity in layer "
-                    f"{layer + 1}. Lower the learning rate."
-                )
-            excess = float(operator.bound(operator.weights())) / self.limit(layer)
-            if excess > 1:
-                operator.scale_(1 / excess)
+            project_norm_(layer, operator, self.limit(layer))
 
 
 def _numbers(alpha: float | Sequence[float]) -> list[float]:
     given: list[object] = list(alpha) if isinstance(alpha, list | tuple) else [alpha]
     for value in given:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-            raise ValueError(f"OptEq.alpha must be in (0, 1]; got {value!r}.")
+        require_fraction("OptEq.alpha", value)
     return [float(value) for value in given]  # type: ignore[arg-type]
-
-
-def _fingerprint(weights: OperatorWeights) -> tuple[object, ...]:
-    """What changes whenever weights do; the sums are for changes through `.data`, which torch's version counter does not see."""
-    return tuple(
-        mark
-        for weight in weights
-        for mark in (weight.data_ptr(), weight._version, weight.dtype, *_sums(weight.detach()))
-    )
-
-
-def _sums(weight: Tensor) -> tuple[float, float]:
-    return float(weight.sum()), float(torch.linalg.vector_norm(weight))
 
 
 def _channels_last(x: Tensor) -> Tensor:
     """Lay images out as convolutions on a CPU run fastest; everything that follows keeps it."""
     return (
         x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 and not is_wrapped(x) else x
-    )
-
-
-def _add_skip(value: Tensor, z: Tensor, rest: Tensor | float | None) -> Tensor:
-    if isinstance(rest, Tensor):
-        return torch.addcmul(value, z, rest)
-    return plus(value, z, rest) if rest else value
-
-
-_Factor = tuple[Operator, OperatorWeights, OperatorWeights, Tensor | float | None]
-
-
-def _detached(weights: OperatorWeights) -> OperatorWeights:
-    return tuple(weight.detach() for weight in weights)
-
-
-def _linear(value: Tensor, slopes: list[Tensor], linear: list[_Factor]) -> Linearization:
-    """Return the composition of layers with Jacobians `turned D weights + rest`, where `D` holds the slopes."""
-
-    def product(v: Tensor, layers: Sequence[int]) -> Tensor:
-        for layer in layers:
-            operator, weights, turned, rest = linear[layer]
-            w = operator.apply_with(weights, v)
-            w = w * slopes[layer] if is_recorded(w) else w.mul_(slopes[layer])
-            v = _add_skip(operator.adjoint_with(turned, w), v, rest)
-        return v
-
-    forwards = range(len(slopes))
-    # Each factor alpha W^T D W / mu + 1 - alpha is symmetric, so that the transposed product runs
-    # through them backwards.
-    return Linearization(
-        value.detach(),
-        jvp=lambda v: product(v, forwards),
-        vjp=lambda v: product(v, forwards[::-1]),
-        select_rows=lambda rows: _linear(
-            value.detach().index_select(0, rows),
-            [slope.index_select(0, rows) for slope in slopes],
-            linear,
-        ),
-        graph=value if value.requires_grad else None,
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from equipoise.core.validate import require_count
-from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
+from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.layer import (
     ActivationLike,
     OptEqLayer,
@@ -16,10 +16,11 @@ from equipoise.families.opteq.layer import (
     each_activation,
     each_width,
 )
+from equipoise.families.opteq.norm_control import BOUND, Norm
 from equipoise.gradients.base import Gradient
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
-from equipoise.operators.operator import Convolution, Operator, Padding
-from equipoise.operators.operator import separable as make_separable
+from equipoise.operators import Convolution, Operator, Padding
+from equipoise.operators import separable as make_separable
 from equipoise.solvers.policy import OnFailure
 from equipoise.solvers.protocol import Solver, Stop
 

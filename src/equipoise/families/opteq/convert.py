@@ -18,7 +18,7 @@ from equipoise.families.opteq.layer import OptEq
 from equipoise.gradients.base import Gradient
 from equipoise.layers.cell import Cell
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
-from equipoise.operators.operator import Convolution, Dense
+from equipoise.operators import Convolution, Dense
 from equipoise.prox.activation import Activation, Identity
 from equipoise.solvers.policy import OnFailure
 from equipoise.solvers.protocol import Solver

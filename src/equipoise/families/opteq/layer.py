@@ -8,12 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from equipoise.core.validate import require_count, require_positive
-from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
-from equipoise.families.opteq.potential import FrozenLayer
+from equipoise.families.opteq.cell import OptEqCell
+from equipoise.families.opteq.norm_control import BOUND, Norm
 from equipoise.gradients.base import Gradient
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
 from equipoise.layers.wrappers import Regularized
-from equipoise.operators.operator import Dense
+from equipoise.operators import Dense
 from equipoise.prox.activation import Activation
 from equipoise.prox.matrix import MatrixActivation
 from equipoise.prox.regularizer import Regularizer
@@ -61,10 +61,6 @@ class OptEqLayer(Equilibrium):
         cell = self.cell.cell if isinstance(self.cell, Regularized) else self.cell
         assert isinstance(cell, OptEqCell)
         return cell
-
-    def frozen_layers(self, x: Tensor) -> list[FrozenLayer]:
-        """Return the layers at their present weights for the input `x`."""
-        return self.layers.frozen_layers(x)
 
     def check(self, x: Tensor, z0: Tensor | None = None) -> None:
         """Raise unless `x` is an input of this layer, and `z0` a state to start at."""

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from equipoise.families.opteq.potential import FrozenLayer, Potential
+from equipoise.families.opteq.potential import Potential
 from equipoise.layers import ChangeOfVariable, Problem, Regularized
 from equipoise.prox import AbsoluteSum, NuclearNorm, SquaredNorm
 
@@ -148,25 +148,25 @@ class LayerProblem:
             )
 
 
-def state_layers(layers: Sequence[FrozenLayer]) -> LayerProblem:
+def state_layers(potentials: Sequence[Potential], alphas: Sequence[float]) -> LayerProblem:
     """Return the problem of layers at one input, without wrappers around them.
 
     Args:
-        layers: The layers; each must have `mu >= L_s |W|^2`, or it is not a proximal map.
+        potentials: The layers; each must have `mu >= L_s |W|^2`, or it is not a proximal map.
+        alphas: Their fractions of the new value.
     """
-    potentials = tuple(map(Potential, layers))
-    for number, (layer, potential) in enumerate(zip(layers, potentials, strict=True), start=1):
+    for number, potential in enumerate(potentials, start=1):
         potential.sharpen()
-        if not potential.smoothness <= 1 + 100 * torch.finfo(layer.c.dtype).eps:
-            needed = potential.smoothness * layer.mu
+        if not potential.smoothness <= 1 + 100 * potential.epsilon:
+            needed, mu = potential.smoothness * potential.mu, potential.mu
             sign = "<=" if potential.matrix is None else "="
             raise ValueError(
                 "objective.layer must have mu >= L_s |W|^2 in each of its layers, or it is "
                 "not a proximal map (OptEq, Theorem 1); "
-                f"got L_s |W|^2 {sign} {needed:.6g} for mu = {layer.mu:.6g} in layer {number}. "
+                f"got L_s |W|^2 {sign} {needed:.6g} for mu = {mu:.6g} in layer {number}. "
                 f"Use norm='scale', or mu={math.ceil(100 * needed) / 100}."
             )
-    return LayerProblem(potentials, tuple(float(layer.alpha) for layer in layers))
+    return LayerProblem(tuple(potentials), tuple(alphas))
 
 
 class OptEqProblem(Problem):

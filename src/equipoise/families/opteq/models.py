@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 from torch import nn
 
 from equipoise.core.validate import require_count
-from equipoise.families.opteq.cell import BOUND, Norm, OptEqCell
+from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.layer import (
     ActivationLike,
@@ -16,12 +16,13 @@ from equipoise.families.opteq.layer import (
     RegularizerLike,
     each_activation,
 )
+from equipoise.families.opteq.norm_control import BOUND, Norm
 from equipoise.gradients.base import Gradient
 from equipoise.models.extractor import convolutional_extractor, residual_extractor
 from equipoise.models.factory import register_model
 from equipoise.models.head import ImageHead, PixelHead, PooledHead
 from equipoise.models.image_network import ImageNetwork
-from equipoise.operators.operator import Composed, Operator, separable
+from equipoise.operators import Composed, Operator, separable
 from equipoise.solvers.policy import OnFailure
 from equipoise.solvers.protocol import Solver
 

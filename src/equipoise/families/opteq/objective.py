@@ -15,7 +15,7 @@ from equipoise.core.tree import row_norm, to_numpy
 from equipoise.families.opteq.conjugate import envelope, objective_value
 from equipoise.families.opteq.deep_objective import DeepObjective
 from equipoise.families.opteq.layer_problem import LayerProblem, OptEqProblem, state_layers
-from equipoise.families.opteq.potential import FrozenLayer
+from equipoise.families.opteq.potential import Potential
 from equipoise.layers import Descent
 from equipoise.prox import HardTanh, Identity, ReLU
 from equipoise.solvers import Newton, Stop, Trace, solve
@@ -23,16 +23,17 @@ from equipoise.solvers import Newton, Stop, Trace, solve
 __all__ = ["Objective", "QuadraticProgram", "state_problem"]
 
 
-def state_problem(layers: Sequence[FrozenLayer]) -> Objective | DeepObjective:
+def state_problem(
+    potentials: Sequence[Potential], alphas: Sequence[float]
+) -> Objective | DeepObjective:
     """Return what the equilibria of one or several layers at one input solve.
 
-    Everything is computed in float64, at the weights of this moment, and records no gradients.
-
     Args:
-        layers: The layers; each must have `mu >= L_s |W|^2`.
+        potentials: The layers; each must have `mu >= L_s |W|^2`.
+        alphas: Their fractions of the new value.
     """
-    statement = state_layers(layers)
-    return Objective(statement) if len(layers) == 1 else DeepObjective(statement)
+    statement = state_layers(potentials, alphas)
+    return Objective(statement) if len(potentials) == 1 else DeepObjective(statement)
 
 
 @dataclass(frozen=True)

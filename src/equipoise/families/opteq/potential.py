@@ -3,77 +3,21 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from equipoise.layers.certificate import averaged
-from equipoise.operators.operator import Dense, Operator, OperatorWeights
+from equipoise.operators import Dense, Operator, OperatorWeights
 from equipoise.prox import Activation, Identity, MatrixActivation
 
-__all__ = ["FrozenLayer", "Potential"]
+__all__ = ["Potential"]
 
 DENSE_WIDTH = 512
 """States up to this long have the operator written out as a matrix, which is then factorised instead of iterated with."""
 
 FAR = 1e150
 """Where an activation is at the end of its range, or beyond every number that matters."""
-
-
-@dataclass(frozen=True)
-class FrozenLayer:
-    """One layer of an OptEq at fixed weights and input, `F(z) = alpha f(z) + (1 - alpha) z` (OptEq, eq. 6).
-
-    `f(z) = (1/mu) W^T s(W z + c)` is the gradient of the convex `psi` and the proximal map of
-    `phi = psi* - |.|^2/2` if `mu >= L_s |W|^2` (OptEq, Theorem 1).
-
-    Attributes:
-        operator: What `W` is.
-        weights: Its weights, after norm control.
-        activation: `s`.
-        c: `U x + b`, batch first.
-        alpha: Share of the new value, in (0, 1].
-        mu: The scale.
-    """
-
-    operator: Operator
-    weights: OperatorWeights
-    activation: Activation
-    c: Tensor
-    alpha: Tensor | float
-    mu: float
-
-    def pre_activation(self, z: Tensor) -> Tensor:
-        """Return `W z + c`."""
-        return self.operator.apply_with(self.weights, z) + self.c
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        """Return `W^T y`."""
-        return self.operator.adjoint_with(self.operator.transposed(self.weights), y)
-
-    def prox(self, z: Tensor) -> Tensor:
-        """Return `f(z)`, the proximal map of `phi` at `z`."""
-        return self.adjoint(self.activation(self.pre_activation(z))) / self.mu
-
-    def step(self, z: Tensor) -> Tensor:
-        """Return `F(z)`."""
-        return self.alpha * self.prox(z) + (1 - self.alpha) * z
-
-    def psi(self, z: Tensor) -> Tensor:
-        """Return `psi(z) = (1/mu) 1^T S(W z + c)`, whose gradient is `f`; shape (batch,)."""
-        return (
-            self.activation.potential(self.pre_activation(z)).reshape(z.shape[0], -1).sum(dim=1)
-            / self.mu
-        )
-
-    def norm(self) -> Tensor:
-        """Return a proven upper bound of `|W|`."""
-        return self.operator.bound(self.weights)
-
-    def lipschitz(self) -> Tensor | float:
-        """Return a proven upper bound of the Lipschitz constant of `F`."""
-        return averaged(self.activation.slopes[1] * self.norm().square() / self.mu, self.alpha)
 
 
 class Potential:
@@ -83,46 +27,54 @@ class Potential:
     and `c`: the same `psi`.
 
     Args:
-        unit: The layer at its present weights and input.
-        dense_width: States up to this long have `W` written out as a matrix.
+        operator: What `W` is.
+        weights: Its weights, after norm control.
+        activation: `s`.
+        c: `U x + b`, batch first.
+        mu: The scale.
 
     Attributes:
         shape: The shape of one state.
         c: `U x + b`, shape (batch, n).
         matrix: `W`, shape (n, m), where it is written out.
+        epsilon: The machine epsilon of the layer's own precision.
         smoothness: A proven Lipschitz constant of `f`, `L_s |W|^2/mu`.
     """
 
-    def __init__(self, unit: FrozenLayer, dense_width: int | None = None) -> None:
-        self.operator: Operator = unit.operator
-        # Copies, so that training goes on without changing what was read.
-        self.weights = tuple(
-            weight.detach().to(torch.float64, copy=True) for weight in unit.weights
-        )
-        self.turned = unit.operator.transposed(self.weights)
-        self.mu = unit.mu
-        self.name = type(unit.activation).__name__
-        c = unit.c.detach().to(torch.float64, copy=True)
-        self.shape = unit.operator.zeros(c[:1]).shape[1:]
+    def __init__(
+        self,
+        operator: Operator,
+        weights: OperatorWeights,
+        activation: Activation,
+        c: Tensor,
+        mu: float,
+    ) -> None:
+        self.operator = operator
+        # Copies, so that training may continue without changing what was read.
+        self.weights = tuple(weight.detach().to(torch.float64, copy=True) for weight in weights)
+        self.turned = operator.transposed(self.weights)
+        self.mu = mu
+        self.name = type(activation).__name__
+        self.epsilon = torch.finfo(c.dtype).eps
+        c = c.detach().to(torch.float64, copy=True)
+        self.shape = operator.zeros(c[:1]).shape[1:]
         self.inner_shape = c.shape[1:]
         self.c = c.flatten(1)
-        self.smoothness = (
-            unit.activation.slopes[1] * float(unit.operator.bound(self.weights)) ** 2 / unit.mu
-        )
-        self.matrix = self._write_out(DENSE_WIDTH if dense_width is None else dense_width)
-        self.activation: Activation = unit.activation
-        if isinstance(unit.activation, MatrixActivation):
-            self._absorb(unit.activation)
-        elif not unit.activation.elementwise:
+        self.smoothness = activation.slopes[1] * float(operator.bound(self.weights)) ** 2 / mu
+        self.matrix = self._write_out()
+        self.activation: Activation = activation
+        if isinstance(activation, MatrixActivation):
+            self._absorb(activation)
+        elif not activation.elementwise:
             raise ValueError(
                 "objective.layer must have elementwise activations or a MatrixActivation; "
                 f"got {self.name}, whose range is unknown."
             )
 
-    def _write_out(self, width: int) -> Tensor | None:
+    def _write_out(self) -> Tensor | None:
         if isinstance(self.operator, Dense):
             return self.weights[0]
-        if self.shape.numel() > width:
+        if self.shape.numel() > DENSE_WIDTH:
             return None
         basis = torch.eye(self.shape.numel(), dtype=self.c.dtype, device=self.c.device)
         return (

@@ -1,0 +1,64 @@
+"""Matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.operators.norms import dense_norm
+from equipoise.operators.operator import START_NORM, Operator, OperatorWeights
+
+__all__ = ["Dense"]
+
+
+class Dense(Operator):
+    """A matrix: `z -> z W^T` on rows.
+
+    Args:
+        in_features: Length of `z`.
+        out_features: Length of `W z`.
+
+    Shape:
+        (batch, in_features) to (batch, out_features).
+    """
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw Gaussian weights of norm about one half."""
+        out, into = self.weight.shape
+        nn.init.normal_(self.weight, std=START_NORM / (math.sqrt(out) + math.sqrt(into)))
+
+    def weights(self) -> OperatorWeights:
+        return (self.weight,)
+
+    def transposed(self, weights: OperatorWeights) -> OperatorWeights:
+        return weights
+
+    def apply_with(self, weights: OperatorWeights, z: Tensor) -> Tensor:
+        return z @ weights[0].T
+
+    def adjoint_with(self, transposed: OperatorWeights, y: Tensor) -> Tensor:
+        return y @ transposed[0]
+
+    def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
+        return torch.addmm(c, z, weights[0].T)
+
+    def zeros(self, c: Tensor) -> Tensor:
+        return c.new_zeros(c.shape[0], self.weight.shape[1])
+
+    def bound(self, weights: OperatorWeights) -> Tensor:
+        return dense_norm(weights[0])
+
+    def check(self, x: Tensor) -> None:
+        super().check(x)
+        if x.dim() != 2:
+            raise ValueError(f"The input must have shape (batch, features); got {tuple(x.shape)}.")
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[1]}, {self.weight.shape[0]}"
