@@ -57,7 +57,8 @@ class ReferenceLayer:
         self.parts = list(getattr(operator, "parts", [operator]))
         self.weights = [own.detach() for own in cell.effective_weights()[place]]
         self.c = cell.inputs[place](x).detach()
-        self.alpha, self.mu = float(torch.as_tensor(cell.alpha[place]).detach()), cell.mu
+        with torch.no_grad():
+            self.alpha, self.mu = float(cell.alpha[place]), cell.mu
 
     def apply(self, z: Tensor) -> Tensor:
         for part, weight in zip(self.parts, self.weights, strict=True):
