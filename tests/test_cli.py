@@ -95,7 +95,8 @@ def test_module_runs_as_a_command():
         (["train", "digit"], "Did you mean 'digits'?"),
         (
             ["train", "digits", "train.epoch=3"],
-            "^equipoise: error: train.epoch=3: train.epoch: .* Did you mean 'epochs'?",
+            "^equipoise: error: train.epoch=3: train.epoch must be a setting of train, .* Did you "
+            "mean 'epochs'?",
         ),
         (
             ["train", "digits", "train.epochs"],

@@ -67,7 +67,7 @@ def test_registry_refuses_an_unknown_name_with_a_suggestion(zoo: Registry[Animal
 
 
 def test_registry_refuses_a_name_twice(zoo: Registry[Animal]) -> None:
-    with pytest.raises(ValueError, match=r"^animal 'cat' is registered already\.$"):
+    with pytest.raises(ValueError, match=r"^animal.name must be new; got 'cat'\. It is"):
         zoo.register("cat")(Cat)
     assert zoo["cat"] is Cat
 

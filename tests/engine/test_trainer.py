@@ -511,7 +511,7 @@ def test_fit_writes_over_no_other_run(tmp_path):
     before = (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(
         ValueError,
-        match=r"holds a run already\. Pass resume=True to go on with it, or another folder",
+        match=r"already holds a run\. Pass resume=True to resume it, or another folder",
     ):
         make(tmp_path).fit()
     assert (tmp_path / "metrics.jsonl").read_bytes() == before

@@ -99,7 +99,7 @@ def test_folder_that_holds_a_run_or_other_files_is_refused_and_left_alone(run, t
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     with pytest.raises(
         ValueError,
-        match=f"holds a run already. Go on with: equipoise resume {re.escape(str(folder))}",
+        match=f"already holds a run. Resume it with: equipoise resume {re.escape(str(folder))}",
     ):
         train_run(load_config("digits", SMALL), folder, quiet=True)
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.command import DONE, Command, print_json
-from equipoise.core import choose
+from equipoise.core import SettingError, choose
 
 if TYPE_CHECKING:
     from equipoise.core import Registry
@@ -40,7 +40,7 @@ def run(arguments: Namespace) -> int:
         print_json(found)
         return DONE
     if not found:
-        raise ValueError(f"list.pattern must match one of the {arguments.kind}; got {wanted!r}.")
+        raise SettingError("list.pattern", f"match one of the {arguments.kind}", wanted)
     width = max(map(len, found))
     for name, text in found.items():
         print(f"{name:{width}}  {text}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli.command import DONE, Command, add_config, add_output, add_quiet, count
+from equipoise.core import SourceError
 
 if TYPE_CHECKING:
     from equipoise.engine import Summary
@@ -62,16 +63,14 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
         source: Where its config comes from.
         train: Trains and returns a summary.
     """
-    from equipoise.data import DataError
-    from equipoise.engine import CheckpointError, find_metric
+    from equipoise.engine import find_metric
 
     try:
         summary = train()
+    except SourceError:
+        raise  # it says itself which file or folder is wrong
     except ValueError as error:
-        # What is wrong with neither the data nor the run's folder is wrong with the config.
-        if isinstance(error, DataError | CheckpointError) or str(error).startswith(str(folder)):
-            raise
-        raise ValueError(f"{source}: {error}") from error
+        raise SourceError(source, error) from error
     except KeyboardInterrupt as error:
         kept = any((folder / "checkpoints").glob("*.safetensors"))
         remedy = (

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from equipoise.core.atomic_file import remove_partials, write_atomically
-from equipoise.core.errors import ConvergenceError, ConvergenceWarning
+from equipoise.core.errors import ConvergenceError, ConvergenceWarning, SourceError
 from equipoise.core.lazy import lazy_names
 from equipoise.core.percent import to_percent
 from equipoise.core.registry import Registry, choose
@@ -11,9 +11,11 @@ from equipoise.core.validate import (
     SettingError,
     require_between,
     require_count,
+    require_finite,
     require_flag,
     require_fraction,
     require_positive,
+    require_size,
     require_type,
     require_whole,
 )
@@ -41,6 +43,7 @@ __all__ = [
     "Registry",
     "SettingError",
     "Shared",
+    "SourceError",
     "Structure",
     "Tree",
     "choose",
@@ -53,9 +56,11 @@ __all__ = [
     "remove_partials",
     "require_between",
     "require_count",
+    "require_finite",
     "require_flag",
     "require_fraction",
     "require_positive",
+    "require_size",
     "require_type",
     "require_whole",
     "row_dot",

@@ -1,4 +1,4 @@
-"""Names for things: one registry per kind drives the API, its error messages and the contract tests."""
+"""Things by name: one registry per kind drives the API, its messages and the contract tests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,21 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
-def choose(key: str, value: str, options: Iterable[str]) -> str:
-    """Return `value` if it is one of `options`, else raise with the list and the nearest name."""
+def choose(key: str, value: str, options: Iterable[str], rule: str = "be one of") -> str:
+    """Return `value` if it is one of `options`, else raise with the list and the nearest name.
+
+    Args:
+        key: The setting.
+        value: What was given.
+        options: What there is to choose from.
+        rule: What must be true of the value, worded to stand between "must" and the options.
+    """
     names = sorted(options)
     if value in names:
         return value
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else ""
-    raise SettingError(key, f"be one of {', '.join(names)}", value, hint)
+    raise SettingError(key, f"{rule} {', '.join(names)}", value, hint)
 
 
 class Registry(Generic[T]):
@@ -42,7 +49,7 @@ class Registry(Generic[T]):
 
         def add(entry: C) -> C:
             if name in self._entries:
-                raise ValueError(f"{self.kind} {name!r} is registered already.")
+                raise SettingError(f"{self.kind}.name", "be new", name, "It is registered already.")
             self._entries[name] = entry
             return entry
 
@@ -55,7 +62,7 @@ class Registry(Generic[T]):
         return self._entries[choose(self.kind, name, self._entries)]
 
     def resolve(self, value: str | T, *, also: Iterable[str] = ()) -> T:
-        """Return `value` itself if it is an entry's instance, or a default instance of the entry it names.
+        """Return `value` itself if it is an object, or a default object of the class it names.
 
         Args:
             value: A name or an object.
@@ -66,12 +73,17 @@ class Registry(Generic[T]):
         if isinstance(value, str):
             return self._entries[choose(self.kind, value, [*self._entries, *also])]()
         if isinstance(value, type) and issubclass(value, self.base):
-            raise ValueError(
-                f"{self.kind} must be a name or an object; got the class {value.__name__}. "
-                f"Write {value.__name__}()."
+            raise SettingError(
+                self.kind,
+                "be a name or an object",
+                value,
+                f"Write {value.__name__}().",
+                got=f"the class {value.__name__}",
             )
         article = "an" if self.base.__name__[0] in "AEIOU" else "a"
-        raise ValueError(
-            f"{self.kind} must be a name or {article} {self.base.__name__}; got "
-            f"{type(value).__name__}."
+        raise SettingError(
+            self.kind,
+            f"be a name or {article} {self.base.__name__}",
+            value,
+            got=type(value).__name__,
         )

@@ -1,20 +1,25 @@
-"""Checks of the numbers, types and names that users give, each told in one sentence."""
+"""Checks of the numbers and types that users give; each failure is told in one sentence."""
 
 from __future__ import annotations
 
 import math
+import sys
 from typing import Literal
 
 __all__ = [
     "SettingError",
     "require_between",
     "require_count",
+    "require_finite",
     "require_flag",
     "require_fraction",
     "require_positive",
+    "require_size",
     "require_type",
     "require_whole",
 ]
+
+MAX_VALUE_LENGTH = 200  # characters of a value in a message
 
 Ends = Literal["[]", "[)", "(]", "()"]
 
@@ -24,10 +29,10 @@ class SettingError(ValueError):
 
     Args:
         key: The setting, such as `train.epochs` or `Stop.tolerance`.
-        rule: What must hold of it, as the sentence goes on after "must".
+        rule: What must be true of it, worded to follow "must".
         value: What was given.
         remedy: What to do about it, as a sentence; empty if the rule says it all.
-        got: The value as the sentence shows it, where `repr(value)` would not do.
+        got: The value as the message shows it; by default its `repr`, shortened.
     """
 
     def __init__(
@@ -37,8 +42,16 @@ class SettingError(ValueError):
         self.rule = rule
         self.value = value
         self.remedy = remedy
-        self.got = repr(value) if got is None else got
+        self.got = _shorten(repr(value)) if got is None else got
         super().__init__(f"{key} must {rule}; got {self.got}.{remedy and ' ' + remedy}")
+
+    def about(self, key: str) -> SettingError:
+        """Return the same error, said of a setting by another name.
+
+        Args:
+            key: What the user calls it: `model.options.alpha` for `OptEq.alpha`.
+        """
+        return SettingError(key, self.rule, self.value, self.remedy, got=self.got)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self.key, self.rule, self.value, self.remedy, self.got)
@@ -54,14 +67,30 @@ def require_positive(key: str, value: object, *, or_zero: bool = False) -> None:
         raise SettingError(key, f"be {'zero or ' if or_zero else ''}a positive number", value)
 
 
-def require_count(key: str, value: object) -> None:
-    """Raise unless `value` is a whole number of at least 1."""
-    _require_at_least(key, value, 1)
+def require_finite(key: str, value: object) -> None:
+    """Raise unless `value` is a finite number."""
+    if not (_is_number(value) and abs(value) <= sys.float_info.max):  # type: ignore[arg-type]
+        raise SettingError(key, "be a finite number", value)
 
 
-def require_whole(key: str, value: object) -> None:
-    """Raise unless `value` is a whole number of at least 0."""
-    _require_at_least(key, value, 0)
+def require_count(key: str, value: object, most: int | None = None) -> None:
+    """Raise unless `value` is a whole number of at least 1, and at most `most`."""
+    _require_integer(key, value, 1, most)
+
+
+def require_whole(key: str, value: object, most: int | None = None) -> None:
+    """Raise unless `value` is a whole number of at least 0, and at most `most`."""
+    _require_integer(key, value, 0, most)
+
+
+def require_size(key: str, value: object) -> None:
+    """Raise unless `value` is a height and a width in pixels."""
+    if not (
+        isinstance(value, tuple | list)
+        and len(value) == 2
+        and all(type(side) is int and side >= 1 for side in value)
+    ):
+        raise SettingError(key, "be a pair (height, width) of whole numbers of at least 1", value)
 
 
 def require_fraction(key: str, value: object) -> None:
@@ -113,6 +142,16 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _require_at_least(key: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SettingError(key, f"be a whole number of at least {least}", value)
+def _require_integer(key: str, value: object, least: int, most: int | None) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < least
+        or (most is not None and value > most)
+    ):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise SettingError(key, f"be a whole number {span}", value)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_VALUE_LENGTH else f"{text[:MAX_VALUE_LENGTH]}..."

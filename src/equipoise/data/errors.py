@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from equipoise.core import SourceError
+
 __all__ = ["DataError"]
 
 MAX_REASON_LENGTH = 400  # characters of a reason, which may quote a file
 
 
-class DataError(ValueError):
-    """A file or folder does not hold what its format says, is not there, or could not be fetched.
+class DataError(SourceError):
+    """A file or folder does not hold what its format says, is missing, or could not be fetched.
 
     Args:
         path: The file or folder.
@@ -18,9 +20,4 @@ class DataError(ValueError):
     """
 
     def __init__(self, path: PurePath | str, reason: object) -> None:
-        line = " ".join(str(reason)[:MAX_REASON_LENGTH].split())
-        super().__init__(f"{path}: {line}")
-        self._arguments = (str(path), line)
-
-    def __reduce__(self) -> tuple[type[DataError], tuple[str, str]]:
-        return type(self), self._arguments  # data-loading workers send their errors as pickles
+        super().__init__(path, str(reason)[:MAX_REASON_LENGTH])

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from equipoise.core import remove_partials, require_count, write_atomically
+from equipoise.core import SourceError, remove_partials, require_count, write_atomically
 
 __all__ = [
     "CheckpointError",
@@ -51,7 +51,7 @@ DTYPES = {
 }
 
 
-class CheckpointError(ValueError):
+class CheckpointError(SourceError):
     """A file is not a checkpoint, or is damaged, or cannot be read.
 
     Args:
@@ -60,14 +60,7 @@ class CheckpointError(ValueError):
     """
 
     def __init__(self, path: Path | str, reason: object) -> None:
-        self.path, self.reason = (
-            Path(path),
-            " ".join(str(reason)[:MAX_REASON_LENGTH].split()).rstrip("."),
-        )
-        super().__init__(f"{path}: {self.reason}.")
-
-    def __reduce__(self) -> tuple[type[CheckpointError], tuple[str, str]]:
-        return type(self), (str(self.path), self.reason)
+        super().__init__(path, str(reason)[:MAX_REASON_LENGTH].rstrip(" ."))
 
 
 class CheckpointWarning(UserWarning):
@@ -214,16 +207,17 @@ class Checkpoints:
             for failure in failures:
                 which = "the one before it" if failure is failures[-1] else "an earlier one"
                 warnings.warn(
-                    f"{failure.path}: {failure.reason}; going on from {which}, step {step}.",
+                    f"{failure}; resuming from {which}, step {step}.",
                     CheckpointWarning,
                     stacklevel=2,
                 )
             return Stored(step, files[step], tensors, state)
         if failures:
             newest = failures[0]
+            name = Path(newest.source).name
             raise CheckpointError(
                 self.folder,
-                f"no checkpoint here can be used; the newest, {newest.path.name}: {newest.reason}",
+                f"no checkpoint here can be used; the newest, {name}: {newest.reason}",
             )
         return None
 

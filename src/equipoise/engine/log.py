@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from equipoise.core import SourceError
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -80,9 +82,9 @@ class MetricLog:
             return
         size = os.fstat(self._file.fileno()).st_size
         if not 0 <= position <= size:
-            raise ValueError(
-                f"{self._path}: must hold the {position} bytes that the checkpoint remembers; "
-                f"got {size}."
+            raise SourceError(
+                str(self._path),
+                f"must hold the {position} bytes that the checkpoint remembers; got {size}.",
             )
         if self._path is not None and position:
             # In the end a report is made of it: better to find out now than then.
@@ -203,7 +205,7 @@ def _parse_all(path: Path | str, content: bytes) -> list[dict[str, Any]]:
     for number, line in enumerate(content.split(b"\n"), start=1):
         value = _parse(line)
         if value is None:
-            raise ValueError(f"{path}: line {number} is not a JSON object.")
+            raise SourceError(str(path), f"line {number} is not a JSON object.")
         found.append(value)
     return found
 

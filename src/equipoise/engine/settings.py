@@ -1,4 +1,4 @@
-"""What a training run is told: how long, by which optimiser, on which schedule."""
+"""Settings of a training run: its length, its optimiser, its schedule."""
 
 from __future__ import annotations
 
@@ -6,30 +6,39 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from equipoise.core import choose, require_count, require_fraction, require_positive
+from equipoise.core import (
+    SettingError,
+    choose,
+    require_between,
+    require_count,
+    require_fraction,
+    require_positive,
+    require_whole,
+)
 
 __all__ = ["OptimizerConfig", "Precision", "ScheduleConfig", "TrainConfig"]
 
 Precision = Literal["float32", "bfloat16", "float16"]
 OptimizerName = Literal["sgd", "adam", "adamw"]
 ScheduleName = Literal["constant", "step", "cosine", "one-cycle", "poly"]
-THREADS = 1024  # more than any machine has cores for; torch takes what it is told
+MAX_SEED = 2**63 - 1  # what torch.manual_seed takes
+MAX_THREADS = 1024  # more than any machine has cores for; torch would try
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a run goes.
+    """How a run is trained.
 
     Args:
         epochs: Passes over the training data.
         batch: Samples in each step, over all processes together.
         evaluate_batch: Samples in each batch of an evaluation, in each process.
-        seed: Of the weights, the order of the data and all that is random.
-        clip: Largest norm of the gradient of all weights together; longer ones are shortened. 0
-            leaves them.
-        precision: Of what autocast may run lower than float32.
-        ema: Decay of the running average of the weights that is evaluated and kept in place of the
-            last ones; 0 has none.
+        seed: The seed of everything random: the initial weights, the order of the data, and so on.
+        clip: Largest norm of the gradient of all weights together; longer ones are scaled down. 0
+            does not clip.
+        precision: What autocast may compute in.
+        ema: Decay of the running average of the weights, which is evaluated and kept in place of
+            the last weights; 0 keeps no average.
         patience: Epochs without a better score on the held-out samples after which the run stops; 0
             never stops early.
         failures: Steps skipped in a row, because a solve diverged or something was not finite,
@@ -37,15 +46,15 @@ class TrainConfig:
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
         log_every: Steps between two lines of metrics.
-        device: Where to train; `auto` takes a GPU if there is one.
-        threads: Threads of torch on a CPU; 0 leaves them.
+        device: Where to train; `auto` uses a GPU if there is one.
+        threads: Threads of torch on a CPU; 0 keeps torch's own number.
         flush_denormals: Whether numbers too small for float32's full precision become zero, which
-            CPUs compute much faster.
+            is much faster on CPUs.
         tensorboard: Whether to write metrics for TensorBoard as well.
 
     Attributes:
-        free: The settings that a run may be resumed with others of, since they do not change what
-            is computed.
+        free: The settings that may change when a run is resumed, because they do not change what is
+            computed.
     """
 
     free: ClassVar[tuple[str, ...]] = (
@@ -79,31 +88,28 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "evaluate_batch", "failures", "log_every"):
             require_count(f"train.{name}", getattr(self, name))
-        for name in ("seed", "patience", "checkpoint_steps", "threads"):
-            _require_whole(f"train.{name}", getattr(self, name))
-        if self.seed >= 2**63:
-            raise ValueError(f"train.seed must be less than 2**63; got {self.seed}.")
-        if self.threads > THREADS:
-            raise ValueError(f"train.threads must be at most {THREADS}; got {self.threads}.")
+        for name in ("patience", "checkpoint_steps"):
+            require_whole(f"train.{name}", getattr(self, name))
+        require_whole("train.seed", self.seed, MAX_SEED)
+        require_whole("train.threads", self.threads, MAX_THREADS)
         require_positive("train.clip", self.clip, or_zero=True)
         require_positive("train.checkpoint_minutes", self.checkpoint_minutes)
         choose("train.precision", self.precision, get_args(Precision))
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"train.ema must be in [0, 1); got {self.ema}.")
+        require_between("train.ema", self.ema, 0, 1, "[)")
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Which optimiser, and how far it steps.
+    """Which optimiser, and how large its steps are.
 
     Args:
-        name: `sgd`, `adam` (decay joins the gradient) or `adamw` (decay shrinks the weights).
-        learning_rate: The largest one of the schedule.
-        weight_decay: Strength of the decay of weights.
+        name: `sgd`, `adam` (decay is added to the gradient) or `adamw` (decay shrinks the weights).
+        learning_rate: The largest learning rate of the schedule.
+        weight_decay: Strength of the weight decay.
         decay_all: Whether biases and the scales of normalisations, which have one dimension, decay
             too.
-        momentum: Of `sgd`.
-        nesterov: Whether the momentum of `sgd` is Nesterov's.
+        momentum: The momentum of `sgd`.
+        nesterov: Whether `sgd` uses Nesterov's momentum.
         betas: Decays of the averages of `adam` and `adamw`.
         epsilon: Added to the denominator of `adam` and `adamw`.
     """
@@ -123,25 +129,29 @@ class OptimizerConfig:
         require_positive("optimizer.epsilon", self.epsilon)
         require_positive("optimizer.weight_decay", self.weight_decay, or_zero=True)
         for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):
-            if not 0 <= value < 1:
-                raise ValueError(f"optimizer.{name} must be in [0, 1); got {value}.")
+            require_between(f"optimizer.{name}", value, 0, 1, "[)")
         if self.nesterov and not self.momentum:
-            raise ValueError("optimizer.nesterov must come with a positive momentum; got 0.")
+            raise SettingError(
+                "optimizer.nesterov",
+                "be false without momentum",
+                self.nesterov,
+                "Set optimizer.momentum.",
+            )
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the learning rate changes: a factor of the optimiser's own that depends on nothing but the number of the step.
+    """How the learning rate changes: by a factor that depends only on the number of the step.
 
     Args:
-        name: `constant`; `step` (falls at milestones); `cosine`; `one-cycle` (rises, then falls far
-            below its start; Smith, 2018); `poly` (a power of what remains).
+        name: `constant`; `step` (drops at milestones); `cosine`; `one-cycle` (rises, then falls far
+            below its start; Smith, 2018); `poly` (a power of the fraction of the run that is left).
         warmup: Epochs, whole or not, in which the factor first rises from zero.
-        milestones: Epochs after which `step` falls.
-        drop: Factor of each fall of `step`.
+        milestones: Epochs after which `step` drops.
+        drop: What `step` multiplies the factor by at each milestone.
         final: Factor at the end of `cosine`, `one-cycle` and `poly`.
         initial: Factor at the start of `one-cycle`.
-        rise: Part of the run in which `one-cycle` rises.
+        rise: Fraction of the run in which `one-cycle` rises.
         power: Exponent of `poly`.
     """
 
@@ -160,20 +170,23 @@ class ScheduleConfig:
             require_positive(f"schedule.{name}", getattr(self, name), or_zero=True)
         require_fraction("schedule.rise", self.rise)
         require_positive("schedule.drop", self.drop)
-        if any(not value > 0 for value in self.milestones) or list(self.milestones) != sorted(
-            set(self.milestones)
-        ):
-            raise ValueError(
-                f"schedule.milestones must be positive and rise; got {self.milestones}."
-            )
+        for value in self.milestones:
+            require_positive("schedule.milestones", value)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise SettingError("schedule.milestones", "increase", self.milestones)
         if self.name == "one-cycle" and self.warmup:
-            raise ValueError(
-                "schedule.warmup must be 0 for 'one-cycle', which rises by itself; got "
-                f"{self.warmup}. Set schedule.rise."
+            raise SettingError(
+                "schedule.warmup",
+                "be 0 for 'one-cycle', which has a rise of its own",
+                self.warmup,
+                "Set schedule.rise.",
             )
         if self.name == "step" and not self.milestones:
-            raise ValueError(
-                "schedule.milestones must name at least one epoch for 'step'; got none."
+            raise SettingError(
+                "schedule.milestones",
+                "name at least one epoch for 'step'",
+                self.milestones,
+                got="none",
             )
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
@@ -198,9 +211,8 @@ class ScheduleConfig:
         if self.name == "poly":
             return self.final + (1 - self.final) * math.pow(max(1 - done, 0.0), self.power)
         if self.name == "one-cycle":
-            done = (step - begin) / max(
-                steps - 1 - begin, 1
-            )  # as the schedule was published, the last step is at its end
+            # As the schedule was published: it ends at the last step.
+            done = (step - begin) / max(steps - 1 - begin, 1)
             return (
                 _cosine(self.initial, 1, done / self.rise)
                 if done < self.rise
@@ -215,8 +227,3 @@ def _cosine(start: float, end: float, done: float) -> float:
 
 def _after(done: float, rise: float) -> float:
     return (done - rise) / (1 - rise) if rise < 1 else 1.0
-
-
-def _require_whole(owner: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{owner} must be a whole number of at least 0; got {value!r}.")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import ConvergenceError, flush_denormals
+from equipoise.core import ConvergenceError, SourceError, flush_denormals
 from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
 from equipoise.engine.distributed import Group
@@ -468,9 +468,9 @@ class Trainer:
             return
         if not resume:
             if self.group.is_main and any((self.folder / "checkpoints").glob("*")):
-                raise ValueError(
-                    f"{self.folder}: holds a run already. Pass resume=True to go on with it, "
-                    "or another folder."
+                raise SourceError(
+                    self.folder,
+                    "already holds a run. Pass resume=True to resume it, or another folder.",
                 )
             return
         if self.group.is_main:
@@ -488,9 +488,9 @@ class Trainer:
                     stored.step
                 )  # as the run would have, had it not been killed after it wrote the last one
         if self.group.any(self.group.max(float(self.place.step)) != self.place.step):
-            raise ValueError(
-                f"{self.folder}: must be a folder that all processes share, to resume; they "
-                "found different ones."
+            raise SourceError(
+                self.folder,
+                "must be a folder that all processes share, to resume; they found different ones.",
             )
 
     def _identity(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whole runs from one typed file: configs, presets, training, evaluation, pages about runs, sweeps."""
+"""Whole runs from one typed file: configs, presets, training, evaluation, reports, sweeps."""
 
 from equipoise.runs.config import (
     Config,

@@ -25,7 +25,7 @@ from equipoise.data import (
 from equipoise.data.image import MAX_PIXELS
 from equipoise.engine import Task, make_task
 from equipoise.models import Model, create_model, model_options
-from equipoise.runs.config import Config, DataConfig
+from equipoise.runs.config import Config, DataConfig, ModelConfig, as_config_error
 
 __all__ = [
     "DATA_OPTIONS",
@@ -114,9 +114,14 @@ def _load(data: DataConfig, split: str) -> Dataset:
     try:
         dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
         return dataset.select_classes(data.classes) if data.classes else dataset
-    except (TypeError, ImportError) as error:
-        where = "data.options" if isinstance(error, TypeError) else "data.name"
-        raise ValueError(f"{where}: {error}") from error
+    except SettingError as error:
+        raise as_config_error(error, DataConfig, data.options) from error
+    except TypeError as error:
+        rule = f"suit the data {data.name!r}"
+        raise SettingError("data.options", rule, data.options, f"{error}.") from error
+    except ImportError as error:
+        rule = "be data that can be read with what is installed"
+        raise SettingError("data.name", rule, data.name, str(error)) from error
 
 
 def make_transforms(
@@ -212,11 +217,14 @@ def make_model(config: Config) -> Model:
         config: The config.
     """
     torch.manual_seed(config.train.seed)
+    name, options = config.model.name, config.model.options
     try:
-        return create_model(config.model.name, **config.model.options)
-    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
-        reason = str(error).partition("\n")[0] or "the model does not fit in memory"
-        raise ValueError(f"model.options: {reason}") from error
+        return create_model(name, **options)
+    except SettingError as error:
+        raise as_config_error(error, ModelConfig, model_options(name)) from error
+    except (TypeError, RuntimeError, MemoryError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or "The model does not fit in memory"
+        raise SettingError("model.options", f"suit {name!r}", options, f"{reason}.") from error
 
 
 def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | None) -> None:

@@ -1,20 +1,29 @@
-"""What a run is told, in full: typed settings, read from TOML and written back."""
+"""The complete settings of a run: typed, read from TOML and written back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from equipoise.core import choose, require_count, require_positive
+from equipoise.core import (
+    SettingError,
+    SourceError,
+    choose,
+    require_between,
+    require_positive,
+    require_size,
+    require_whole,
+)
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.tasks import TASKS
 from equipoise.models import model_options, require_model
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
+    NESTED,
     decode_toml,
     dotted,
     merge_tables,
@@ -28,6 +37,7 @@ __all__ = [
     "DataConfig",
     "ModelConfig",
     "TaskConfig",
+    "as_config_error",
     "dump_config",
     "list_presets",
     "load_config",
@@ -62,18 +72,18 @@ class DataConfig:
     Args:
         name: One of `list_data()`.
         root: The folder with the published files; empty for the default of `load_data`.
-        download: Whether to fetch files that are not there.
+        download: Whether to download files that are missing.
         options: The options of the reader.
-        classes: Numbers of the classes to use, which are numbered anew; empty uses all.
+        classes: Numbers of the classes to use, which are then counted from 0; empty uses all.
         subset: How many training samples to use, the first ones in a fixed shuffled order; 0 uses
             all.
-        holdout: Part of the training samples that is held out to watch the training; 0 watches the
-            test samples.
-        greyscale: Whether to turn colours into grey.
-        size: Height and width to bring pictures to; empty leaves them.
-        augment: How training pictures are varied at random.
+        holdout: Fraction of the training samples that is held out to score each epoch on; 0 scores
+            on the test samples.
+        greyscale: Whether to convert images to greyscale.
+        size: Height and width that images are resized to; empty leaves them.
+        augment: How training images are varied at random.
         padding: Pixels on each side for `pad-crop-flip`.
-        flip: Probability of mirroring, for both ways of varying pictures.
+        flip: Probability of a horizontal flip, for both augmentations.
         mean: What to subtract from the values in [0, 1], one number for each channel; empty
             subtracts nothing.
         std: What to divide by afterwards.
@@ -103,29 +113,25 @@ class DataConfig:
         )
         choose("data.augment", self.augment, get_args(Augment))
         for name in ("subset", "padding"):
-            if getattr(self, name) < 0:
-                raise ValueError(
-                    f"data.{name} must be a whole number of at least 0; got {getattr(self, name)}."
-                )
-        if not 0 <= self.holdout < 1:
-            raise ValueError(f"data.holdout must be in [0, 1); got {self.holdout}.")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"data.flip must be in [0, 1]; got {self.flip}.")
-        if len(self.size) not in (0, 2):
-            raise ValueError(
-                f"data.size must be height and width, or empty; got {list(self.size)}."
-            )
-        for side in self.size:
-            require_count("data.size", side)
+            require_whole(f"data.{name}", getattr(self, name))
+        require_between("data.holdout", self.holdout, 0, 1, "[)")
+        require_between("data.flip", self.flip, 0, 1)
+        if self.size:
+            require_size("data.size", self.size)
         if self.augment == "random-resized-crop" and not self.size:
-            raise ValueError(
-                "data.size must be given for the augmentation 'random-resized-crop'; got "
-                "none. Write data.size = [224, 224]."
+            raise SettingError(
+                "data.size",
+                "be given for the augmentation 'random-resized-crop'",
+                self.size,
+                "Write data.size = [224, 224].",
+                got="nothing",
             )
         if len(self.mean) != len(self.std):
-            raise ValueError(
-                f"data.mean must have as many numbers as data.std; got {len(self.mean)} and "
-                f"{len(self.std)}."
+            raise SettingError(
+                "data.mean",
+                "have as many numbers as data.std",
+                self.mean,
+                got=f"{len(self.mean)} and {len(self.std)}",
             )
         for value in self.std:
             require_positive("data.std", value)
@@ -137,8 +143,8 @@ class TaskConfig:
     """What is learnt.
 
     Args:
-        name: `auto` goes by the data; or the name of a task.
-        label_smoothing: Part of the probability that targets spread over all classes.
+        name: The name of a task; `auto` is the one that fits the data.
+        label_smoothing: Fraction of the probability that targets spread over all classes.
     """
 
     name: str = "auto"
@@ -146,19 +152,18 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         choose("task.name", self.name, ["auto", *TASKS])
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"task.label_smoothing must be in [0, 1); got {self.label_smoothing}.")
+        require_between("task.label_smoothing", self.label_smoothing, 0, 1, "[)")
 
 
 @dataclass(frozen=True)
 class Config:
-    """All that a run is told.
+    """The settings of a run.
 
     Args:
         model: Which network.
         data: Which samples.
         task: What is learnt.
-        train: How the run goes.
+        train: How it is trained.
         optimizer: Which optimiser.
         schedule: How the learning rate changes.
     """
@@ -172,15 +177,40 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.train.patience and not self.data.holdout:
-            raise ValueError(
-                f"train.patience must be 0 where nothing is held out; got {self.train.patience}. "
-                "Early stopping must watch held-out samples: set data.holdout."
+            raise SettingError(
+                "train.patience",
+                "be 0 when no samples are held out",
+                self.train.patience,
+                "Early stopping needs held-out samples: set data.holdout.",
             )
         if self.data.noise and self.task.name != "restoration":
-            raise ValueError(
-                f"data.noise must be 0 for the task {self.task.name!r}; got "
-                f"{self.data.noise}. Set task.name = 'restoration'."
+            raise SettingError(
+                "data.noise",
+                f"be 0 for the task {self.task.name!r}",
+                self.data.noise,
+                "Set task.name = 'restoration'.",
             )
+
+
+def as_config_error(
+    error: SettingError, kind: type[ModelConfig | DataConfig], options: Iterable[str]
+) -> SettingError:
+    """Return an error by the name that the config has for the setting, where it has one.
+
+    `OptEq.alpha` is `model.options.alpha` to the user, and `load_data.root` is `data.root`.
+
+    Args:
+        error: What a model or a reader said.
+        kind: The section of the config that it was made from.
+        options: The options it has.
+    """
+    section = "model" if kind is ModelConfig else "data"
+    name = error.key.rpartition(".")[2]
+    if name in options:
+        return error.about(f"{section}.options.{name}")
+    if name in [each.name for each in fields(kind)]:
+        return error.about(f"{section}.{name}")
+    return error
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -199,7 +229,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
         try:
             given[override(Config, table, text)] = text
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{text}: {error}") from None
+            raise SourceError(text, error) from None
     return _build(table, where, given)
 
 
@@ -224,17 +254,16 @@ def dump_config(config: Config) -> str:
         "# The complete config of a run. Repeat it with: equipoise train THIS_FILE --output DIR"
     ]
     for section in fields(config):
-        part = getattr(config, section.name)
+        settings = getattr(config, section.name)
         lines += ["", f"[{section.name}]"]
-        lines += [
-            f"{each.name} = {write_value(getattr(part, each.name), f'{section.name}.{each.name}')}"
-            for each in fields(part)
-        ]
+        for each in fields(settings):
+            value = write_value(getattr(settings, each.name), f"{section.name}.{each.name}")
+            lines.append(f"{each.name} = {value}")
     return "\n".join(lines) + "\n"
 
 
 def same_run(first: Config, second: Config) -> bool:
-    """Return whether two configs compute the same: where data lie, and how often things are written, may differ.
+    """Return whether two configs compute the same; where data are kept, say, may differ.
 
     Args:
         first: A config.
@@ -266,19 +295,19 @@ def list_presets() -> dict[str, str]:
 
 
 def _find(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """The place and the table that a source means."""
+    """What to call a source in messages, and its table."""
     presets = list_presets()
     if isinstance(source, str) and source in presets:
         return f"preset {source}", _preset(source)
     path = Path(source)
     if path.is_dir():
         if not (path / "config.toml").is_file():
-            raise ValueError(f"{path}: must be a run folder; it has no config.toml.")
+            raise SourceError(path, "must be the folder of a run; it has no config.toml.")
         path /= "config.toml"
     if not path.is_file():
         if isinstance(source, Path) or len(path.parts) > 1 or path.suffix == ".toml":
-            raise ValueError(f"{path}: there is no such file or folder.")
-        choose("A config that is neither a TOML file nor a run folder", str(source), presets)
+            raise SourceError(path, "there is no such file or folder.")
+        choose("config", str(source), presets, "be a TOML file, the folder of a run or one of")
     with path.open("rb") as stream:
         table = decode_toml(stream.read(MAX_CONFIG_BYTES + 1), str(path))
     if "extends" in table:
@@ -286,7 +315,7 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any]]:
         try:
             table = merge_tables(_preset(choose("extends", base, presets)), table)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise SourceError(path, error) from None
     return str(path), table
 
 
@@ -300,15 +329,16 @@ def _build(table: Mapping[str, Any], where: str, overrides: Mapping[str, str]) -
     try:
         config: Config = read_value(Config, table, "")
     except RecursionError:
-        raise ValueError(f"{where}: must not nest lists and tables so deeply.") from None
-    except ValueError as error:
-        about = str(error).split()[0].rstrip(":") + "."
+        raise SourceError(where, NESTED) from None
+    except SettingError as error:
+        # The last override that set it, or something inside it, is to blame; else the source.
+        about = f"{error.key}."
         blame = [
             text
             for key, text in overrides.items()
             if about.startswith(f"{key}.") or f"{key}.".startswith(about)
         ]
-        raise ValueError(f"{blame[-1] if blame else where}: {error}") from None
+        raise SourceError(blame[-1] if blame else where, error) from None
     return config
 
 
@@ -318,5 +348,5 @@ def _check_options(
     for option in options:
         key = dotted(f"{section}.options", option)
         if not known:
-            raise ValueError(f"{key} must not be given: {name!r} has no options.")
-        choose(f"{key}: an option of {name!r}", option, known)
+            raise SettingError(key, f"be left out, since {name!r} has no options", options[option])
+        choose(key, option, known, f"be an option of {name!r}, one of")

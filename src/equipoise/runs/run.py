@@ -19,7 +19,13 @@ from typing import Any
 import numpy
 import torch
 
-from equipoise.core import ConvergenceError, remove_partials, write_atomically
+from equipoise.core import (
+    ConvergenceError,
+    SettingError,
+    SourceError,
+    remove_partials,
+    write_atomically,
+)
 from equipoise.engine import (
     Group,
     Summary,
@@ -148,8 +154,11 @@ def _group(config: Config) -> Iterator[Group]:
         torch.zeros(1, device=device).tolist()  # some devices hold no numbers
     except (RuntimeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"train.device must be a device that torch can use here; got {wanted!r} ({reason})."
+        raise SettingError(
+            "train.device",
+            "be a device that torch can use here",
+            wanted,
+            got=f"{wanted!r} ({reason})",
         ) from error
     group = Group.from_environment(device)
     try:
@@ -166,28 +175,30 @@ def _prepare(group: Group, folder: Path, config: Config, *, resume: bool) -> Non
             _write_beginning(folder, config, resume=resume, world=group.world)
         except (ValueError, OSError) as caught:
             error = caught
-    text = group.broadcast_text(str(error) if error else "")
-    if error or text:
-        raise error or ValueError(text)
+    reason = error.reason if isinstance(error, SourceError) else str(error or "")
+    reason = group.broadcast_text(reason)
+    if error or reason:
+        raise error or SourceError(folder, reason)
 
 
 def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) -> None:
     if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder}: must be a folder; it is a file.")
+        raise SourceError(folder, "must be a folder; it is a file.")
     here = (folder / "config.toml").exists()
     if here and not resume:
-        raise ValueError(f"{folder}: holds a run already. Go on with: equipoise resume {folder}")
+        raise SourceError(folder, f"already holds a run. Resume it with: equipoise resume {folder}")
     if here:
         kept = load_config(folder)
         if not same_run(kept, config):
-            raise ValueError(
-                f"{folder}: holds a run with another config. Choose another folder, or go on "
-                f"with: equipoise resume {folder}"
+            raise SourceError(
+                folder,
+                "holds a run with another config. Choose another folder, or resume that run with: "
+                f"equipoise resume {folder}",
             )
     remove_partials(folder)
     if not here:
         if folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder}: must be new or empty; it holds other files.")
+            raise SourceError(folder, "must be new or empty; it holds other files.")
         folder.mkdir(parents=True, exist_ok=True)
         # First of all, since a folder that holds it is a run's: a run that is killed any later can
         # be resumed.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.analysis import certify, objective
-from equipoise.core import write_atomically
+from equipoise.core import SourceError, write_atomically
 from equipoise.data import DataError, Dataset
 from equipoise.engine import read_metrics
 from equipoise.layers import Equilibrium
@@ -191,9 +191,7 @@ def _confusion(values: Any, path: Path) -> np.ndarray[Any, Any] | None:
     if not square or not all(
         type(count) is int and 0 <= count < 2**63 for row in values for count in row
     ):
-        raise ValueError(
-            f"{path}: confusion must be a list of as many lists of counts as they are long."
-        )
+        raise SourceError(path, "confusion must be a square matrix of counts.")
     return np.array(values)
 
 
@@ -208,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         values = json.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: must be JSON: {error}.") from error
+        raise SourceError(path, f"must be JSON: {error}.") from error
     if not isinstance(values, dict):
-        raise ValueError(f"{path}: must hold a JSON object; got {type(values).__name__}.")
+        raise SourceError(path, f"must hold a JSON object; got {type(values).__name__}.")
     return values

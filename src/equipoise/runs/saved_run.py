@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from equipoise.core import SourceError
 from equipoise.data import Dataset, Transform
 from equipoise.engine import (
     CheckpointError,
@@ -58,16 +59,14 @@ def open_run(folder: Path) -> Run:
         folder: Where it is kept.
     """
     if not folder.is_dir():
-        raise ValueError(
-            f"{folder}: must be the folder of a run; "
-            f"{'it is a file' if folder.exists() else 'there is none'}."
-        )
+        found = "it is a file" if folder.exists() else "there is none"
+        raise SourceError(folder, f"must be the folder of a run; {found}.")
     config = load_config(folder)
     path = folder / "model.safetensors"
     if not path.exists():
-        raise ValueError(
-            f"{folder}: must hold model.safetensors, which is written after the first epoch; "
-            "it is not there."
+        raise SourceError(
+            folder,
+            "must hold model.safetensors, which is written after the first epoch; it is missing.",
         )
     weights, state = read_checkpoint(path)
     try:
@@ -97,8 +96,8 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
     dataset = load_part(data, split)
     train = run.config.train
     if dataset.classes != run.classes:
-        raise ValueError(
-            f"{folder}: was trained for other classes than those of {data.name!r} {dataset.split}."
+        raise SourceError(
+            folder, f"was trained on other classes than those of {data.name!r} {dataset.split}."
         )
     try_out(run.model, run.task, dataset, run.transform)
     return evaluate(

@@ -1,4 +1,4 @@
-"""Runs with all combinations of some settings, beside each other, and a table that compares them."""
+"""Runs with every combination of some settings, and a table that compares them."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ import torch
 from equipoise.core import (
     ConvergenceError,
     ConvergenceWarning,
+    SourceError,
     choose,
     require_count,
     write_atomically,
@@ -46,11 +47,11 @@ def sweep(
     jobs: int = 1,
     pool: Literal["local", "ray"] = "local",
 ) -> list[dict[str, Any]]:
-    """Train with all combinations of some settings, and return a row for each, the best one first.
+    """Train with every combination of some settings, and return a row for each, the best first.
 
     Each run has a process and a folder of its own. Runs that are finished are left alone, and those
-    that were stopped go on, so a sweep can be repeated until it is complete. A run that fails does
-    not stop the others. `sweep.csv` holds the rows.
+    that were stopped are resumed, so a sweep can be repeated until it is complete. A run that fails
+    does not stop the others. `sweep.csv` holds the rows.
 
     Args:
         source: As of `load_config`.
@@ -67,25 +68,25 @@ def sweep(
     for number, point in enumerate(points):
         settings = [f"{key}={value}" for key, value in point.items()]
         config = load_config(source, [*overrides, *settings])
-        place = folder / _safe("-".join([f"{number:03d}", *settings]))
-        if (place / "config.toml").exists() and not _same(load_config(place), config):
-            raise ValueError(
-                f"{place}: holds a run with another config. Choose another folder for this sweep."
+        run = folder / _safe("-".join([f"{number:03d}", *settings]))
+        if (run / "config.toml").exists() and not _same(load_config(run), config):
+            raise SourceError(
+                run, "holds a run with another config. Choose another folder for this sweep."
             )
-        runs[place] = config, point
+        runs[run] = config, point
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, torch.get_num_threads() // jobs)
-    calls = [(config, place, threads) for place, (config, _) in runs.items()]
+    calls = [(config, run, threads) for run, (config, _) in runs.items()]
     rows: list[dict[str, Any]] = []
-    for place, outcome in _run_local(calls, jobs) if pool == "local" else _run_ray(calls, threads):
-        rows.append({"run": place.name, **runs[place][1], **outcome})
-        print(f"{len(rows)}/{len(calls)}  {place.name}: {_describe(outcome)}", flush=True)
+    for run, outcome in _run_local(calls, jobs) if pool == "local" else _run_ray(calls, threads):
+        rows.append({"run": run.name, **runs[run][1], **outcome})
+        print(f"{len(rows)}/{len(calls)}  {run.name}: {_describe(outcome)}", flush=True)
         write_atomically(folder / "sweep.csv", _csv(_sorted(rows)))
     return _sorted(rows)
 
 
 def split_values(text: str) -> list[str]:
-    """Return the parts of a text between commas, but for commas within brackets and quotes.
+    """Split a text at its commas, except those within brackets and quotes.
 
     Args:
         text: What stands after the `=`, such as `1e-3,1e-2` or `[1, 2],[3]`.
@@ -110,7 +111,7 @@ def split_values(text: str) -> list[str]:
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as aligned text: the numbers of the runs, and all columns in which there is something.
+    """Return rows as aligned text, without the columns that are empty.
 
     Args:
         rows: What `sweep` returned.
@@ -131,16 +132,15 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
-    """Train, unless it is done already, and return what came out; failures too, so that the other runs go on."""
+    """Train, unless it is done already, and return the row; a failure is a row too."""
     torch.set_num_threads(threads)
     try:
         if (folder / "summary.json").exists():
             summary = json.loads((folder / "summary.json").read_text("utf-8"))
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", ConvergenceWarning
-                )  # the table says how many missed
+                # The table says how many missed.
+                warnings.simplefilter("ignore", ConvergenceWarning)
                 summary = train_run(config, folder, resume=True, quiet=True).to_dict()
         split = "validation" if summary["validation"] else "test"
         scores = summary[split]
@@ -158,7 +158,7 @@ def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
         return {"status": "diverged", "reason": str(error)}
     except (ValueError, OSError) as error:
         return {"status": "failed", "reason": str(error)}
-    except Exception as error:  # whatever it is, the other runs go on, and the table says so
+    except Exception as error:  # whatever it is, the other runs continue, and the table says so
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
@@ -177,11 +177,11 @@ def _run_local(
             if not running:
                 return
             done = next(as_completed(running))
-            place, executor = running.pop(done)
+            run, executor = running.pop(done)
             executor.shutdown()
             if isinstance(done.exception(), BrokenProcessPool):
                 yield (
-                    place,
+                    run,
                     {
                         "status": "failed",
                         "reason": (
@@ -190,7 +190,7 @@ def _run_local(
                     },
                 )
             else:
-                yield place, done.result()
+                yield run, done.result()
     finally:
         for _, executor in running.values():
             executor.shutdown(cancel_futures=True)
@@ -205,9 +205,7 @@ def _run_ray(
         raise ImportError("A sweep on Ray needs ray. Install it with: pip install ray") from error
     ray.init(ignore_reinit_error=True)
     remote = ray.remote(num_cpus=threads)(_train)
-    waiting = {
-        remote.remote(config, place.absolute(), count): place for config, place, count in calls
-    }
+    waiting = {remote.remote(config, run.absolute(), count): run for config, run, count in calls}
     while waiting:
         (done,), _ = ray.wait(list(waiting), num_returns=1)
         try:
@@ -221,7 +219,7 @@ def _run_ray(
 
 
 def _same(kept: Config, config: Config) -> bool:
-    """Whether a run in a folder is of this config, but for what a run takes from its data."""
+    """Whether a run in a folder has this config, except for what a run takes from its data."""
     options = {
         **{key: value for key, value in kept.model.options.items() if key in DATA_OPTIONS},
         **config.model.options,

@@ -1,19 +1,19 @@
-"""Typed settings in TOML: tables read into dataclasses, overrides written into tables, values written as text."""
+"""Typed settings in TOML: tables become dataclasses, overrides are applied, values written."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from equipoise.core import choose
+from equipoise.core import SettingError, SourceError, choose, require_finite
 
 __all__ = [
+    "MAX_CONFIG_BYTES",
     "decode_toml",
     "dotted",
     "merge_tables",
@@ -23,7 +23,8 @@ __all__ = [
     "write_value",
 ]
 
-MAX_CONFIG_BYTES = 2**20  # bytes of a file; complete configs have two thousand
+MAX_CONFIG_BYTES = 2**20  # a complete config has two thousand
+NESTED = "must not nest lists and tables so deeply."
 
 
 def decode_toml(content: bytes, where: str) -> dict[str, Any]:
@@ -34,25 +35,23 @@ def decode_toml(content: bytes, where: str) -> dict[str, Any]:
         where: Where they come from, for messages.
     """
     if len(content) > MAX_CONFIG_BYTES:
-        raise ValueError(
-            f"{where}: must be a config of at most {MAX_CONFIG_BYTES} bytes; got more."
-        )
+        raise SourceError(where, f"must be a config of at most {MAX_CONFIG_BYTES} bytes; got more.")
     try:
         return tomllib.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: must be text in UTF-8; byte {error.start} is not.") from None
+        raise SourceError(where, f"must be text in UTF-8; byte {error.start} is not.") from None
     except RecursionError:
-        raise ValueError(f"{where}: must not nest lists and tables so deeply.") from None
+        raise SourceError(where, NESTED) from None
     except ValueError as error:
-        raise ValueError(f"{where}: must be TOML: {error}.") from None
+        raise SourceError(where, f"must be TOML: {error}.") from None
 
 
 def merge_tables(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table with what another one says differently, table within table.
+    """Return a table with the values of another one in place of its own, table within table.
 
     Args:
-        base: What holds where the other one says nothing.
-        over: What holds where it says something.
+        base: The table; it is not changed.
+        over: The values to put in.
     """
     both = dict(base)
     for key, value in over.items():
@@ -80,7 +79,9 @@ def parse_value(text: str) -> Any:
 
 
 def override(kind: Any, table: dict[str, Any], text: str) -> str:
-    """Write one setting into a table and return its key, or raise if there is no such setting or it is of another type.
+    """Write one setting into a table and return its key.
+
+    Raises `ValueError` if there is no such setting, or it is of another type.
 
     Args:
         kind: The dataclass that the table is for.
@@ -99,8 +100,8 @@ def override(kind: Any, table: dict[str, Any], text: str) -> str:
         elif kind is Any or get_origin(kind) is dict:
             kind = Any
         else:
-            raise ValueError(
-                f"{key} must name a setting; {'.'.join(path)} is one, and has no parts."
+            raise SettingError(
+                key, f"name a setting; {'.'.join(path)} has no settings inside it", name
             )
         path.append(name)
     if kind is str and not isinstance(value, str):
@@ -109,14 +110,18 @@ def override(kind: Any, table: dict[str, Any], text: str) -> str:
     for depth, name in enumerate(path[:-1], start=1):
         inner = table.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ValueError(f"{key} must lie in a table; {'.'.join(path[:depth])} is {inner!r}.")
+            raise SettingError(
+                key, f"be inside a table, which {'.'.join(path[:depth])} must be", inner
+            )
         table = inner
     table[path[-1]] = value
     return key
 
 
 def read_value(kind: Any, value: Any, key: str) -> Any:
-    """Return what TOML gave as a value of a type, or raise if it is not one; whole numbers pass for floats, nothing else.
+    """Return what TOML gave as a value of a type, or raise if it is of another one.
+
+    Whole numbers pass for floats; nothing else is converted.
 
     Args:
         kind: A dataclass, bool, int, float, str, a `Literal` of strings, a tuple of numbers, or
@@ -127,7 +132,7 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{key} must be a table of settings; got {value!r}.")
+            raise SettingError(key, "be a table of settings", value)
         kinds = get_type_hints(kind)
         given = {
             name: read_value(kinds[_known(key, name, kind)], each, dotted(key, name))
@@ -139,7 +144,7 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
                 and each.default is MISSING
                 and each.default_factory is MISSING
             ):
-                raise ValueError(f"{dotted(key, each.name)} must be given.")
+                raise SettingError(dotted(key, each.name), "be given", None, got="nothing")
         made: Any = kind
         return made(**given)
     if origin is Literal:
@@ -149,7 +154,7 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
             inner[-1] is not Ellipsis and len(value) != len(inner)
         ):
             count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
-            raise ValueError(f"{key} must be a list of {count}numbers; got {value!r}.")
+            raise SettingError(key, f"be a list of {count}numbers", value)
         return tuple(read_value(inner[0], each, key) for each in value)
     if kind is Any:
         if isinstance(value, Mapping):
@@ -157,28 +162,29 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
         if isinstance(value, list | tuple):
             return tuple(read_value(Any, each, key) for each in value)
         if not isinstance(value, str | int | float):
-            raise ValueError(
-                f"{key} must be text, a number, true or false, or a list or table of them; "
-                f"got {value}."
+            raise SettingError(
+                key,
+                "be text, a number, true or false, or a list or table of them",
+                value,
+                got=str(value),
             )
         kind = type(value)
     if dict in (kind, origin):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{key} must be a table; got {value!r}.")
+            raise SettingError(key, "be a table", value)
         return {name: read_value(Any, each, dotted(key, name)) for name, each in value.items()}
     return _read_scalar(kind, value, key)
 
 
 def _read_scalar(kind: Any, value: Any, key: str) -> Any:
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not abs(value) <= sys.float_info.max:
-            raise ValueError(f"{key} must be a finite number; got {value}.")
+        require_finite(key, value)
         return float(value)
     if type(value) is not kind:
         rule = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}[kind]
-        raise ValueError(f"{key} must be {rule}; got {value!r}.")
+        raise SettingError(key, f"be {rule}", value)
     if kind is str and any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError(f"{key} must be text that UTF-8 can hold; got {value!r}.")
+        raise SettingError(key, "be text that UTF-8 can hold", value)
     return value
 
 
@@ -203,9 +209,8 @@ def write_value(value: Any, key: str) -> str:
             for name, each in value.items()
         )
         return f"{{ {', '.join(items)} }}" if value else "{}"
-    raise ValueError(
-        f"{key} must be text, a finite number, true or false, or a list or table of them; got "
-        f"{value!r}."
+    raise SettingError(
+        key, "be text, a finite number, true or false, or a list or table of them", value
     )
 
 
@@ -221,8 +226,9 @@ def dotted(section: str, name: str) -> str:
 
 def _known(section: str, name: str, kind: Any) -> str:
     """Return a name if the settings of a kind have it."""
-    owner = f"{dotted(section, name)}: {f'a key of {section}' if section else 'a section'}"
-    return choose(owner, name, [each.name for each in fields(kind)])
+    what = f"a setting of {section}" if section else "a section"
+    names = [each.name for each in fields(kind)]
+    return choose(dotted(section, name), name, names, f"be {what}, one of")
 
 
 def _bare(name: str) -> str:
