@@ -160,9 +160,9 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
             "Accuracy",
             "Learning rate and gradient",
             "Learning rate",
-            "Norm of the gradient",
+            "Gradient norm",
         ),
-        *("Solver", "Steps of the solver", "Residuals", "Norms of operators"),
+        *("Solver", "Solver steps", "Residuals", "Operator norms"),
         *(
             "How solves ended",
             "Training, forward",
@@ -186,7 +186,7 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
             "1\u202fh 2\u202fmin",
             "5 epochs, 400 steps, stopped early",
             "114\u202f666",
-            "12\u202f000 extractor",
+            "12\u202f000\u00a0extractor",
             "skipped steps",
         ),
         *(
@@ -233,7 +233,7 @@ def test_page_is_accessible(ordinary: str) -> None:
         if tag == "svg" and "aria-label" in attributes
     ]
     assert (
-        "Steps of the solver (steps for each solve) by step: forward from 6.034 to 8.959; "
+        "Solver steps (steps per solve) by step: forward from 6.034 to 8.959; "
         "backward from 4.011 to 4.986." in spoken
     )
 
@@ -256,7 +256,7 @@ def test_page_of_hostile_input_is_harmless() -> None:
     shown = HARM.replace("\x00", "�").replace("\u202e", "�").replace("\ud800", "�")
     assert ("h1", shown) in page.text  # and says what it was given
     assert ("th", shown) in page.text
-    assert "Left out where not finite: 70 values." in page.words()
+    assert "Not drawn: 70 values that are not finite." in page.words()
     assert len(source.encode()) < 1_000_000
 
 

@@ -112,9 +112,9 @@ def draw(chart: Chart, number: int) -> str:
     missing = max(int((~np.isfinite(y)).sum()) for _, y in drawn)
     note = ""
     if missing:
+        values, verb = format_plural(missing, "value"), "is" if missing == 1 else "are"
         rule = "finite and positive" if chart.log else "finite"
-        values = format_plural(missing, "value")
-        note = f"<figcaption>Left out where not {rule}: {values}.</figcaption>"
+        note = f"<figcaption>Not drawn: {values} that {verb} not {rule}.</figcaption>"
     return f"<figure><h3>{escape(chart.title)}</h3>{legend}{svg}{note}</figure>\n"
 
 
@@ -188,7 +188,7 @@ def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(5, min_n_ticks=2))
         largest = max(map(abs, axes.get_ylim()))
-        plain, digits = 0.01 <= largest < 1e6, _digits(axes.get_yticks(), largest)
+        plain, digits = 1e-3 <= largest < 1e6, _digits(axes.get_yticks(), largest)
     axes.yaxis.set_major_formatter(
         FuncFormatter(
             lambda value, _: format_number(value, digits) if plain else format_power(value)
@@ -196,7 +196,7 @@ def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
     )
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axes.set_title(chart.unit, loc="left", fontsize=FONT, color=TEXT, pad=7)
+    axes.set_title(chart.unit, loc="left", fontsize=FONT, color=TEXT, pad=9)
     axes.set_xlabel(chart.x, loc="right", fontsize=FONT, color=TEXT)
     axes.tick_params(length=0, pad=5, labelsize=FONT, labelcolor=TEXT)
     axes.grid(True, axis="y", color=GRID, linewidth=0.9)

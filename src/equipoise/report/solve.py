@@ -37,7 +37,7 @@ def solve_charts(solve: SolvePath, tolerance: Rule | None) -> Iterator[Chart]:
     """Residual and objective at each step of the solver."""
     residual = _line("residual", solve.residual, 0)
     objective = _line("objective", () if solve.objective is None else solve.objective, 2)
-    x = "step of the solver"
+    x = "solver step"
     yield Chart("Residual", [residual], "relative residual", x=x, log=True, rule=tolerance)
     yield Chart("Objective", [objective], "value above the minimum", x=x, log=True)
 

@@ -36,7 +36,7 @@ def render_statuses(report: RunReport) -> str:
         for name, counts in rows.items()
     ]
     header = ["solves", *(escape(_words(status)) for status in statuses), "fraction converged"]
-    title = "Solves of single samples"
+    title = "Solves, one for each sample"
     table = make_scrollable("counts", title, render_table(title, cells, header))
     return f'{bars}<ul class="legend">{legend}</ul>{table}'
 

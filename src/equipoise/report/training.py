@@ -48,12 +48,12 @@ def optimizer_charts(report: RunReport) -> Iterator[Chart]:
     rate = Line("learning rate", *read_column(report.steps, "learning_rate"))
     yield Chart("Learning rate", [rate], "rate")
     x, y = read_column(report.steps, "gradient_norm")
-    yield Chart("Norm of the gradient", _with_means("mean", x, y), "norm", log=_is_wide(y))
+    yield Chart("Gradient norm", _with_means("mean", x, y), "norm", log=_is_wide(y))
 
 
 def solver_charts(report: RunReport) -> Iterator[Chart]:
     """Steps and residuals of solves, and norms of operators."""
-    yield Chart("Steps of the solver", _both_ways(report, "steps"), "steps for each solve")
+    yield Chart("Solver steps", _both_ways(report, "steps"), "steps per solve")
     yield Chart(
         "Residuals",
         _both_ways(report, "residual"),
@@ -70,7 +70,7 @@ def solver_charts(report: RunReport) -> Iterator[Chart]:
         Line(layer, *read_column(norms, layer), colour, "points")
         for colour, layer in enumerate(layers)
     ]
-    yield Chart("Norms of operators", lines, "norm", x="epoch", rule=Rule("norm 1", 1.0))
+    yield Chart("Operator norms", lines, "norm", x="epoch", rule=Rule("norm 1", 1.0))
 
 
 def tolerance_rule(report: RunReport) -> Rule | None:

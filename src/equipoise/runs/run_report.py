@@ -103,7 +103,7 @@ def _solve(layer: Equilibrium, features: Tensor) -> SolvePath:
         descent = problem.descent(exact.last.trace)
         if descent is not None:
             path = descent.value[:, 0]
-            value = [float(each) for each in path - path[-1]]
+            value = (path[:-1] - path[-1]).tolist()  # the last counts as the minimum
     except ValueError as error:  # layers that solve no problem that one can write down say so
         description = str(error)
     try:
