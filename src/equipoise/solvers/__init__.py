@@ -2,11 +2,14 @@
 
 from equipoise.solvers.accelerated import Accelerated
 from equipoise.solvers.anderson import Anderson
+from equipoise.solvers.bicgstab import BiCGStab
 from equipoise.solvers.broyden import Broyden
+from equipoise.solvers.conjugate_gradient import ConjugateGradient
 from equipoise.solvers.fixed_point import FixedPoint
-from equipoise.solvers.linear import GMRES, BiCGStab, ConjugateGradient, Neumann
+from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.linear_problem import LinearProblem
 from equipoise.solvers.loop import run
+from equipoise.solvers.neumann import Neumann
 from equipoise.solvers.newton import Newton
 from equipoise.solvers.problem import Equation, Linearization, MapProblem, Problem
 from equipoise.solvers.protocol import (

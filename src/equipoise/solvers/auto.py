@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from equipoise.solvers.anderson import Anderson
+from equipoise.solvers.conjugate_gradient import ConjugateGradient
 from equipoise.solvers.fixed_point import FixedPoint
-from equipoise.solvers.linear import ConjugateGradient, Neumann
+from equipoise.solvers.neumann import Neumann
 from equipoise.solvers.protocol import Solver
 
 __all__ = ["pick_adjoint", "pick_forward"]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from equipoise.core.tree import row_norm
 from equipoise.core.validate import require_count
-from equipoise.solvers.linear import GMRES, ConjugateGradient
+from equipoise.solvers.conjugate_gradient import ConjugateGradient
+from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.linear_problem import LinearProblem
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Linearization, Problem

@@ -1,0 +1,63 @@
+"""Conjugate gradient for symmetric linear equations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from equipoise.core.tree import row_dot
+from equipoise.solvers.krylov import KrylovRule
+from equipoise.solvers.problem import Problem
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
+
+__all__ = ["ConjugateGradient"]
+
+
+@final
+@SOLVERS.register("conjugate_gradient")
+@dataclass(frozen=True)
+class ConjugateGradient(Solver):
+    """Conjugate gradient on `(I - J) v = g`, with `J` symmetric and `I - J` positive definite.
+
+    See Hestenes & Stiefel (1952).
+    """
+
+    linear = True
+    needs_symmetric = True
+    tracks_residual = True
+
+    def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
+        return _Conjugate(problem)
+
+
+class _Conjugate(KrylovRule):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.direction: Tensor | None = None
+        self.energy: Tensor | None = None
+
+    def advance(self, at: Point) -> Move:
+        gap = at.gap
+        energy = at.size.square().unsqueeze_(1)
+        if self.direction is None or self.energy is None:
+            self.direction = gap
+        else:
+            self.direction = torch.addcmul(gap, self.direction, energy / self.energy)
+        self.energy = energy
+        image = self.image(self.direction)
+        curvature = row_dot(self.direction, image)
+        # Without positive curvature the system is singular or indefinite along this direction:
+        # stand still, and stall.
+        length = torch.where(curvature > 0, energy / curvature, 0.0)
+        return Move(
+            torch.addcmul(at.z, self.direction, length),
+            gap=torch.addcmul(gap, image, length, value=-1),
+        )
+
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
+        super().select_rows(problem, rows)
+        if self.direction is not None and self.energy is not None:
+            self.direction, self.energy = self.direction[rows], self.energy[rows]
