@@ -493,14 +493,9 @@ def test_affine_warm_start_takes_no_step(name):
 @pytest.mark.parametrize("name", ALL)
 def test_affine_equation_with_zero_constant_has_zero_answer_at_once(name):
     known = linear(symmetric=True)
-    known.problem.g[2] = 0
-    problem = type(known.problem)(
-        known.problem.base,
-        known.problem.point,
-        known.problem.local,
-        known.problem.g,
-        transpose=False,
-    )
+    g = known.g.clone()
+    g[2] = 0
+    problem = known.problem.with_constant(g)
     solution = run(
         problem,
         torch.zeros_like(known.g),
