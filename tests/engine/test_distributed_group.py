@@ -1,4 +1,4 @@
-"""Two processes under torchrun run the checks below, each beside torch's own modules on the whole batch.
+"""Two processes under torchrun run these checks beside torch's own modules on the whole batch.
 
 One start serves all checks, since it takes seconds. A check may differ between the processes only
 in what it looks at: both must draw the same random numbers and communicate equally often.
@@ -198,7 +198,7 @@ CHECKS = [value for name, value in list(globals().items()) if name.startswith("c
 
 
 def work(folder: Path) -> None:
-    """Run the checks in one of the processes, up to the first that fails: the processes may be out of step after it."""
+    """Run the checks in one process, up to the first that fails: after it they are out of step."""
     distributed.TIMEOUT = TIMEOUT
     report = folder / f"{os.environ['RANK']}.txt"
     with Group.from_environment("cpu") as group:

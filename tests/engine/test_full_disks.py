@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runs import assert_same_runs, at_moment, go_on, latest_step, resume, train
+from runs import assert_same_runs, at_moment, latest_step, resume, resume_or_begin, train
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,11 @@ def test_full_disk_is_told_in_a_line_and_loses_nothing(
         ("report.html", "synced", 1, 18),
     ):
         with at_moment(f"{name} {stage}", number, fill):
-            assert go_on(folder) == 2
+            assert resume_or_begin(folder) == 2
         told(capsys, folder if name == "checkpoint" else folder / name, "No space left on device")
         assert latest_step(folder) == step
         assert left_over(folder) == []
-    assert go_on(folder) == 0
+    assert resume_or_begin(folder) == 0
     assert_same_runs(folder, whole)
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import assert_same_runs, go_on, kill_at, latest_step, start, train, wait
+from runs import assert_same_runs, kill_at, latest_step, resume_or_begin, start, train, wait
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks, and kills with SIGKILL"),
@@ -54,8 +54,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kill_at_random(folder: Path, longest: float, draw: random.Random) -> bool:
-    """Go on with a run, kill it after a while, and return whether it still was there to be killed."""
-    process = start(lambda: go_on(folder), folder.with_suffix(".output"))
+    """Resume a run, kill it after a while, and return whether it was still there to be killed."""
+    process = start(lambda: resume_or_begin(folder), folder.with_suffix(".output"))
     time.sleep(draw.uniform(0.02, longest))
     os.kill(process, signal.SIGKILL)
     ended = wait(process)
@@ -81,7 +81,7 @@ def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been
     assert latest_step(folder) == 4
     for moment in ("checkpoint synced", "removal", "summary.json synced"):
         kill_at(folder, moment)
-    assert go_on(folder) == 0
+    assert resume_or_begin(folder) == 0
     assert_same_runs(folder, whole)
 
 
@@ -91,7 +91,7 @@ def test_run_that_is_killed_at_random_ends_as_if_it_had_not_been(
     folder, draw = tmp_path / "run", random.Random(0)
     for _ in range(3):
         kill_at_random(folder, 0.3, draw)
-    assert go_on(folder) == 0
+    assert resume_or_begin(folder) == 0
     assert_same_runs(folder, whole)
 
 
@@ -103,7 +103,7 @@ def test_runs_that_are_killed_fifty_times_end_as_if_they_had_not_been(
     chosen = [*BEGINNING, *FIRST, *MIDDLE, *END]
     for moment, number in chosen:
         kill_at(folder, moment, number)
-    assert go_on(folder) == 0
+    assert resume_or_begin(folder) == 0
     assert_same_runs(folder, whole)
     saves = sum(moment != "line half" for moment, _ in chosen)
     assert saves >= 15
@@ -118,7 +118,7 @@ def test_runs_that_are_killed_fifty_times_end_as_if_they_had_not_been(
             longest *= (
                 1.05 if killed else 0.8
             )  # several kills in each run, however fast this machine is now
-        assert go_on(folder) == 0
+        assert resume_or_begin(folder) == 0
         assert_same_runs(folder, whole)
     print(
         f"{kills} kills at random in {runs} runs, {saves} in saves and {len(chosen) - saves} "
@@ -133,5 +133,5 @@ def test_resume_removes_the_old_checkpoint_that_a_kill_after_the_last_one_left(
     kill_at(folder, "removal", 4)
     assert latest_step(folder) == 18
     assert len(list((folder / "checkpoints").iterdir())) == 3
-    assert go_on(folder) == 0
+    assert resume_or_begin(folder) == 0
     assert_same_runs(folder, whole)

@@ -396,8 +396,8 @@ def bad_file(folder: Path, name: str) -> Path:
         ("page.png", "is not an image"),
         ("empty.png", "is empty"),
         ("absent.png", "is not there"),
-        ("folder", "is a folder without pictures"),
-        ("thing.tif", "must be a picture"),
+        ("folder", "is a folder without images"),
+        ("thing.tif", "must be an image"),
         ("short.npy", "."),
         ("objects.npy", "Python objects"),
         ("last.npy", r"holds samples of shape \(2, 2, 1\); the model takes \(1, 2, 2\)"),
@@ -431,7 +431,7 @@ def test_bad_input_is_an_error_of_one_line_that_names_the_file(
         ("blank.txt", WORDS, "holds no words"),
         ("page.png", WORDS, "must be text"),
         ("words.csv", WORDS, "must be text"),
-        ("blank.txt", None, "must be a picture"),
+        ("blank.txt", None, "must be an image"),
     ],
 )
 def test_bad_text_is_an_error_of_one_line_that_names_the_file(
@@ -459,13 +459,13 @@ def test_what_the_model_refuses_names_the_sample(tmp_path: Path) -> None:
         )
     assert model.training
     with pytest.raises(
-        DataError, match=r"a.png: is a picture; the model takes samples of shape \(64,\)"
+        DataError, match=r"a.png: is an image; the model takes samples of shape \(64,\)"
     ):
         list(read_inputs([picture(tmp_path / "a.png")], shape=(64,)))
 
 
 def test_prediction_refuses_numbers_below_one() -> None:
-    with pytest.raises(ValueError, match="predict.batch must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"predict\.batch must be a whole number of at least 1"):
         list(predict(nn.Identity(), Restoration(), [], classes=(), batch=0))
     for option in ("continuation", "window"):
         with pytest.raises(ValueError, match=f"LanguageModelling.{option} must be a whole number"):

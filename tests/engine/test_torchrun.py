@@ -60,7 +60,7 @@ MOMENT = 5  # the step in which something happens: after a checkpoint and before
 
 @contextmanager
 def torchrun(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Start two processes, and leave none behind, however the test ends; what they print goes to a file in the folder."""
+    """Start two processes that print to a file, and leave none behind, however the test ends."""
     environment = {
         name: value for name, value in os.environ.items() if not VARIABLES.fullmatch(name)
     }
@@ -238,7 +238,7 @@ class Scaled(Cell):
 
 
 def train_on_poison(folder: Path, group: Group, *, resume: bool = False) -> Trainer:
-    """Train where NaN comes in step 2 and a solve that diverges in step 4, both in the share of the second of two processes.
+    """Train where the second of two processes meets NaN in step 2 and a divergence in step 4.
 
     Whatever the equilibrium, the output is bounded: nothing that the processes exchange tells of
     the divergence.
@@ -297,11 +297,11 @@ def work_on_poison(folder: Path) -> None:
 
 
 def work_until(event: str, words: list[str]) -> int:
-    """Run a command in which a process is killed, or torchrun told to stop, in one step of its first start."""
+    """Run a command; in one step of its first start a process is killed, or torchrun stopped."""
     step = Trainer._step
 
     def disturbed(trainer: Trainer, x: Tensor, y: Tensor) -> dict[str, Any] | None:
-        if trainer.place.step + 1 == MOMENT and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if trainer.position.step + 1 == MOMENT and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if event == "kill" and trainer.group.rank == 1:
                 print(f"killed in step {MOMENT}", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)

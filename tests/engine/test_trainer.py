@@ -14,6 +14,7 @@ from equipoise.engine import (
     CheckpointError,
     Group,
     Interrupted,
+    Metric,
     OptimizerConfig,
     ScheduleConfig,
     TrainConfig,
@@ -44,7 +45,7 @@ class Blobs:
 
 
 class Small(nn.Module):
-    """Batch normalisation, an equilibrium, dropout and a linear map: all that a run must remember."""
+    """Batch normalisation, an equilibrium, dropout and a linear map: a run remembers them all."""
 
     def __init__(self, **options) -> None:
         super().__init__()
@@ -494,13 +495,10 @@ def test_resume_of_a_run_that_stops_early_is_bit_identical(tmp_path, at):
     assert_same(tensors(whole), tensors(again))
 
 
-def test_run_with_scores_that_are_no_numbers_keeps_its_first_weights(tmp_path):
+def test_run_with_scores_that_are_no_numbers_keeps_its_first_weights(tmp_path, monkeypatch):
     trainer = make(tmp_path, test=poisoned(list(range(96))), held_out=True, patience=2, epochs=9)
-    trainer.task.__class__.metric = "loss"
-    try:
-        summary = trainer.fit()
-    finally:
-        trainer.task.__class__.metric = "accuracy"
+    monkeypatch.setattr(type(trainer.task), "metrics", (Metric("loss", "Loss"),))
+    summary = trainer.fit()
     assert summary.stopped == "early"
     assert read_checkpoint(tmp_path / "model.safetensors")[1]["epoch"] == 1
 
@@ -605,17 +603,16 @@ def test_float16_looks_for_its_scale_without_failing(tmp_path):
     trainer = make(
         tmp_path, precision="float16", model=Steep(), ema=0.0, epochs=4, failures=1, test=None
     )
-    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
-    trainer.state.scaler = trainer.scaler
+    trainer.state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
     summary = trainer.fit()
     assert 1 < summary.skipped < 20
-    assert trainer.scaler.get_scale() < 2.0**24
+    assert trainer.state.scaler.get_scale() < 2.0**24
 
 
 def test_float16_scales_gradients_and_learns():
     trainer = make(precision="float16", epochs=6, optimizer=OptimizerConfig("adam", 2e-2))
     assert trainer.fit().test["accuracy"] == 1
-    assert trainer.scaler.is_enabled()
+    assert trainer.state.scaler.is_enabled()
 
 
 def test_norms_stay_projected_in_training(tmp_path):

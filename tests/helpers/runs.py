@@ -64,12 +64,12 @@ def train(folder: Path) -> int:
 
 
 def resume(folder: Path) -> int:
-    """Go on with it."""
+    """Resume it."""
     return command("resume", folder, "--quiet")
 
 
-def go_on(folder: Path) -> int:
-    """Go on with a run, or begin it again if it did not come so far as to say what it is."""
+def resume_or_begin(folder: Path) -> int:
+    """Resume a run, or begin it again if it did not even write its config."""
     return resume(folder) if (folder / "config.toml").exists() else train(folder)
 
 
@@ -179,7 +179,7 @@ def kill_at(folder: Path, moment: str, number: int = 1) -> None:
 
     def work() -> int:
         with at_moment(moment, number, lambda: os.kill(os.getpid(), signal.SIGKILL)):
-            return go_on(folder)
+            return resume_or_begin(folder)
 
     output = folder.with_suffix(".output")
     ended = wait(start(work, output))
@@ -207,8 +207,8 @@ def assert_same_runs(found: Path, whole: Path) -> None:
             assert tensor.dtype == expected[name].dtype, name
             assert tensor.numpy().tobytes() == expected[name].numpy().tobytes(), name
         # the log's length depends on how many digits its times have
-        assert state["place"].pop("log") <= (found / "metrics.jsonl").stat().st_size
-        expected_state["place"].pop("log")
+        assert state["position"].pop("log") <= (found / "metrics.jsonl").stat().st_size
+        expected_state["position"].pop("log")
         assert _timeless(state) == _timeless(expected_state)
     lines = read_metrics(found / "metrics.jsonl")
     assert [_timeless(line) for line in lines] == [

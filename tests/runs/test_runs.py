@@ -288,7 +288,7 @@ def test_transforms_are_what_the_config_says():
     assert x.shape == y.shape == (2, 1, 4, 4)
 
 
-def test_transforms_of_pictures_are_refused_for_tables(tmp_path):
+def test_transforms_of_images_are_refused_for_tables(tmp_path):
     rows = np.random.default_rng(0).random((6, 64)).astype(np.float32)
     np.savez(tmp_path / "train.npz", x=rows, y=np.arange(6) % 2)
     np.savez(tmp_path / "test.npz", x=rows, y=np.arange(6) % 2)
@@ -296,7 +296,7 @@ def test_transforms_of_pictures_are_refused_for_tables(tmp_path):
     samples = load_samples(data)
     assert make_transforms(data, samples.train) == (None, None)
     with pytest.raises(
-        ValueError, match=r"data\.size must be left out: it is for pictures, and 'npz' holds none"
+        ValueError, match=r"data\.size must be left out: it is for images, and 'npz' holds none"
     ):
         make_transforms(replace(data, size=(8, 8)), samples.train)
     config = load_config(

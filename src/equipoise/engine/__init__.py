@@ -1,4 +1,4 @@
-"""Training, scoring and predicting: runs that can be stopped at any moment, and that say what their solves did."""
+"""Training, scoring and predicting, with runs that can be stopped at any moment."""
 
 from equipoise.engine.batchnorm import SyncedBatchNorm, synchronize
 from equipoise.engine.checkpoint import (
@@ -17,7 +17,7 @@ from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress
 from equipoise.engine.run_state import load_weights
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
-from equipoise.engine.solve_monitor import Solves, operator_norms
+from equipoise.engine.solve_monitor import SolveMonitor, operator_norms
 from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import TASKS, Metric, Task, find_metric, make_task
 from equipoise.engine.trainer import Trainer
@@ -36,7 +36,7 @@ __all__ = [
     "OptimizerConfig",
     "Progress",
     "ScheduleConfig",
-    "Solves",
+    "SolveMonitor",
     "Stored",
     "Summary",
     "SyncedBatchNorm",

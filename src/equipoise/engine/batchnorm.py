@@ -66,11 +66,11 @@ class SyncedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 def synchronize(model: nn.Module) -> nn.Module:
-    """Return the model with `SyncedBatchNorm` for each `BatchNorm1d`, `2d` and `3d`, which keeps their parameters and buffers.
+    """Replace each `BatchNorm1d`, `2d` and `3d` of a model by `SyncedBatchNorm`, in place.
 
-    Replaced in place. Those in the cell of an equilibrium layer stay, since processes make
-    different numbers of steps: a cell that is not `coupled` uses them in evaluation mode only, and
-    one that is, is refused.
+    Parameters and buffers stay the same objects. Those in the cell of an equilibrium layer are not
+    replaced, since processes make different numbers of steps: a cell that is not `coupled` uses
+    them in evaluation mode only, and one that is, is refused.
 
     Args:
         model: The model.
@@ -146,7 +146,7 @@ def _statistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Normalize(torch.autograd.Function):
-    """`(x - mean) / sqrt(variance + eps) * weight + bias`, where mean and variance depend on `x` in all processes."""
+    """`(x - mean) / sqrt(variance + eps) * weight + bias`, with statistics of all processes."""
 
     @staticmethod
     def forward(

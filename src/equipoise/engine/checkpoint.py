@@ -64,7 +64,7 @@ class CheckpointError(SourceError):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint could not be used, or an old one not be removed; the run goes on."""
+    """A checkpoint could not be used, or an old one not be removed; the run continues."""
 
 
 def write_checkpoint(
@@ -106,7 +106,7 @@ def write_checkpoint(
 
 
 def read_checkpoint(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors, on the CPU, and the state of a file that is believed only if its checksum is right.
+    """Return the tensors, on the CPU, and the state in a file, if its checksum is right.
 
     Raises `CheckpointError` otherwise. Nothing in the file is ever executed, and the memory taken
     goes by how long the file is, not by what it claims.
@@ -195,7 +195,7 @@ class Checkpoints:
                 )
 
     def latest(self) -> Stored | None:
-        """Return the newest checkpoint that is whole, with a warning for each newer one that is not; None if there is no file."""
+        """Return the newest whole checkpoint, warning of newer ones that are not; None if none."""
         failures: list[CheckpointError] = []
         files = self._files()
         for step in sorted(files, reverse=True):
@@ -250,7 +250,7 @@ def _content(tensor: Tensor) -> memoryview:
 
 
 def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return the SHA-256 of names, types, shapes and bytes in the order of the names, then of the state."""
+    """Return the SHA-256 of all names, types, shapes and bytes by name, then of the state."""
     checksum = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]

@@ -50,7 +50,7 @@ class Group:
 
     @classmethod
     def from_environment(cls, device: str | torch.device = "cpu") -> Group:
-        """Return the group that torchrun's environment variables describe, started, or a group of one where there are none.
+        """Start the group that torchrun's environment describes; a group of one without torchrun.
 
         Args:
             device: Where to compute. On `cuda`, process `i` of a machine takes GPU `i`, and they
@@ -167,14 +167,14 @@ class Group:
             self.any(False)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the model such that its gradients are averaged over the processes, which then make the same steps.
+        """Return the model such that its gradients are averaged over the processes.
 
-        The average is the gradient of the mean loss if all processes have the same number of
-        samples; otherwise multiply the loss of a process by `world` times its share of the samples.
-        Batch normalisation is synchronised in the model itself, whose parameters stay the same
-        objects. Load a checkpoint before: all processes begin with the main process's tensors.
-        Every parameter must get a gradient in every step; freeze those that are not used with
-        `requires_grad_(False)`, or build
+        The processes then make the same steps. The average is the gradient of the mean loss if all
+        processes have the same number of samples; otherwise multiply the loss of a process by
+        `world` times its fraction of the samples. Batch normalisation is synchronised in the model
+        itself, whose parameters stay the same objects. Load a checkpoint before: all processes
+        begin with the main process's tensors. Every parameter must get a gradient in every step;
+        freeze those that are not used with `requires_grad_(False)`, or build
         `DistributedDataParallel(synchronize(model), find_unused_parameters=True)` yourself.
 
         Args:
@@ -210,7 +210,7 @@ class Group:
 
 
 def _own(store: Any, rank: int, world: int) -> Any:
-    """The part of a store that only the processes of this start know.
+    """A section of the store that only the processes of this start know.
 
     torchrun keeps its store when it starts lost processes again, so that torch would find in it
     where they listened before they were lost (pytorch/pytorch#167288). How often it restarted is no

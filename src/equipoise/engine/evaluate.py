@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.data import Dataset, Transform, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
-from equipoise.engine.solve_monitor import Solves
+from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 
@@ -73,7 +73,7 @@ def evaluate(
     """
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
-    solves, score, totals = Solves(model), task.score(), Totals(task)
+    solves, score, totals = SolveMonitor(model), task.score(), Totals(task)
     counted = torch.zeros(2, dtype=torch.float64)  # samples, and those that missed the tolerance
     training = model.training
     model.eval()

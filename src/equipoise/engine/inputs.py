@@ -1,4 +1,4 @@
-"""Samples for a trained model from files: pictures, arrays, tables and text."""
+"""Samples for a trained model from files: images, arrays, tables and text."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def read_inputs(
     multiple: int | None = None,
     vocabulary: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Read samples one by one, each with a name: its file, and its place (from 0) in a file of many.
+    """Read samples one by one, each with a name: its file, and its index in a file of many.
 
-    Pictures come as bytes, brought to the size of the model as those of a data set are: scaled
+    Images come as bytes, brought to the size of the model as those of a data set are: scaled
     until they cover it, then cropped about their centre. Arrays and tables hold a sample in each
     row, must have the model's size, and stay as they are: bytes, or float32. Rows of a table that
     are one longer end in a label, which is left out. Every failure is a `DataError` that names the
     file.
 
     Args:
-        paths: Files, and folders whose pictures are meant, sorted, without those in their
+        paths: Files, and folders whose images are meant, sorted, without those in their
             subfolders.
         shape: Of a sample: channels, height and width, or the number of features.
         multiple: What height and width must be multiples of, if they need not be those of `shape`
-            (`Network.multiple`); each is brought to the nearest one.
+            (`Model.size_multiple`); each is brought to the nearest one.
         vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one
             sample each.
     """
@@ -55,7 +55,7 @@ def read_inputs(
             if path.is_dir():
                 files = sorted(entry for entry in path.iterdir() if is_image_file(entry))
                 if not files:
-                    raise DataError(path, "is a folder without pictures")
+                    raise DataError(path, "is a folder without images")
             elif path.is_file():
                 files = [path]
             else:
@@ -65,7 +65,9 @@ def read_inputs(
 
 
 def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
-    """Return the numbers of the words of a text, int64 of shape (words,); ends of lines within it are `<eos>`.
+    """Return the numbers of the words of a text, int64 of shape (words,).
+
+    Ends of lines within it are `<eos>`.
 
     Args:
         text: Words between blanks.
@@ -90,7 +92,7 @@ def _read(
             raise DataError(path, "must be text (.txt) for a language model")
         yield str(path), _text(path, vocabulary)
     elif suffix in SUFFIXES:
-        yield str(path), _picture(path, shape, multiple)
+        yield str(path), _image(path, shape, multiple)
     elif suffix in (".npy", ".npz", ".csv"):
         values = _table(path) if suffix == ".csv" else _array(path)
         for i, sample in enumerate(_samples(path, values, shape, multiple)):
@@ -98,7 +100,7 @@ def _read(
     else:
         raise DataError(
             path,
-            f"must be a picture ({', '.join(SUFFIXES)}), arrays (.npy, .npz) or a table (.csv)",
+            f"must be an image ({', '.join(SUFFIXES)}), arrays (.npy, .npz) or a table (.csv)",
         )
 
 
@@ -115,17 +117,17 @@ def _text(path: Path, vocabulary: Sequence[str]) -> Tensor:
         raise DataError(path, error) from error
 
 
-def _picture(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor:
+def _image(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor:
     if len(shape) != 3 or shape[0] not in (1, 3):
-        raise DataError(path, f"is a picture; the model takes samples of shape {shape}")
+        raise DataError(path, f"is an image; the model takes samples of shape {shape}")
     if multiple is None:
-        picture = read_image(path, (shape[1], shape[2]))
+        image = read_image(path, (shape[1], shape[2]))
     else:
-        picture = read_image(path)
-        height, width = (max(round(side / multiple), 1) * multiple for side in picture.shape[1:])
-        if picture.shape[1:] != (height, width):
-            picture = read_image(path, (height, width))
-    return picture if shape[0] == 3 else Greyscale()(picture[None], torch.zeros(1))[0][0]
+        image = read_image(path)
+        height, width = (max(round(side / multiple), 1) * multiple for side in image.shape[1:])
+        if image.shape[1:] != (height, width):
+            image = read_image(path, (height, width))
+    return image if shape[0] == 3 else Greyscale()(image[None], torch.zeros(1))[0][0]
 
 
 def _array(path: Path) -> NDArray[Any]:
@@ -199,7 +201,7 @@ def _samples(
         and own[0] == shape[0]
         and all(side % multiple == 0 for side in own[1:])
     )
-    # Pictures with their channels last have as many numbers, but in another order: only flat ones
+    # Images with their channels last have as many numbers, but in another order: only flat ones
     # can be reshaped.
     if values.shape[1:] == (size,) or (len(shape) == 3 and shape[0] == 1 and own == shape[1:]):
         values = values.reshape(-1, *shape)

@@ -1,4 +1,4 @@
-"""What a run measures: one JSON object on each line of a file, and the same for TensorBoard where that is wanted."""
+"""What a run measures: one JSON object on each line of a file, and for TensorBoard if wanted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NOT_SCORES = {
 
 
 class MetricLog:
-    """A file to which lines of metrics are appended, and which a resumed run cuts back to where its checkpoint was.
+    """A file of lines of metrics, which a resumed run cuts back to where its checkpoint was.
 
     Args:
         path: The file, made if it is not there; None writes none, as in all processes but the
@@ -56,7 +56,7 @@ class MetricLog:
             self._file = self._path.open("ab")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Append a line; numbers that are not finite become null, which every reader of JSON understands."""
+        """Append a line; numbers that are not finite become null, as JSON has it."""
         if self._file is not None:
             text = json.dumps(finite(line), separators=(",", ":"), allow_nan=False)
             with self._named():
@@ -134,7 +134,7 @@ class MetricLog:
 
 
 def require_tensorboard() -> type[SummaryWriter]:
-    """Return the class that writes for TensorBoard, or raise `ValueError` if it is not installed."""
+    """Return TensorBoard's writer class, or raise `ValueError` if it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and an extra
     except ImportError as error:

@@ -41,11 +41,12 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
 
 
 class Average:
-    """The exponential average `a <- decay a + (1 - decay) w` of a model's weights, from which it is evaluated.
+    """The exponential average `a <- decay a + (1 - decay) w` of a model's weights.
 
-    Buffers of floats, such as the statistics of batch normalisation, are averaged like weights,
-    since they belong to them. Early on the decay is `(1 + n)/(10 + n)` after n updates where that
-    is less, so that the first weights are soon forgotten.
+    The model is evaluated with it. Buffers of floats, such as the statistics of batch
+    normalisation, are averaged like weights, since they belong to them. Early on the decay is
+    `(1 + n)/(10 + n)` after n updates where that is less, so that the first weights are soon
+    forgotten.
 
     Args:
         model: Whose weights.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from equipoise.core import SettingError, require_count, write_atomically
 from equipoise.data import AddNoise, Compose, DataError, Transform
-from equipoise.engine.solve_monitor import Solves
+from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Answer, FileAnswer, Task
 
 __all__ = ["Prediction", "predict", "write_predictions"]
@@ -71,7 +71,7 @@ def predict(
     elif isinstance(transform, AddNoise):
         transform = None
     model.to(device)
-    solves, training = Solves(model), model.training
+    solves, training = SolveMonitor(model), model.training
     for names, x in _batches(inputs, batch):
         model.eval()
         try:

@@ -1,4 +1,4 @@
-"""What a user sees of a run while it goes on: a live bar on a terminal, plain lines elsewhere."""
+"""What a user sees of a run under way: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from equipoise.engine.tasks import find_metric
 
 __all__ = ["Progress", "make_progress", "shown_by"]
 
-FRAME = 1 / 8  # seconds between two pictures of the live bar
+FRAME = 1 / 8  # seconds between two frames of the live bar
 PAUSE = 30.0  # seconds between two plain lines within an epoch
 
 
@@ -233,7 +233,7 @@ def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str
 
 @contextmanager
 def shown_by(progress: Progress) -> Iterator[None]:
-    """Let warnings about solves appear as lines of a display, in place of breaking into it; a silent one leaves them as they are.
+    """Show warnings about solves as lines of a display; a silent display leaves them as they are.
 
     Args:
         progress: The display.

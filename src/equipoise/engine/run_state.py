@@ -1,4 +1,4 @@
-"""All that a run must remember to go on as if it had never stopped, as tensors and plain values."""
+"""All that a run must remember to resume as if it had never stopped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["RunProgress", "RunState", "load_weights"]
 
 @dataclass
 class RunProgress:
-    """Where a run is, in plain values.
+    """How far a run is, in plain values.
 
     Attributes:
         step: Steps made, skipped ones among them.
@@ -77,13 +77,37 @@ class RunProgress:
         self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
         return better
 
+    def count_step(self, *, skipped: bool, serious: bool) -> None:
+        """Count a step.
+
+        Args:
+            skipped: Whether it was skipped.
+            serious: Whether that was because something failed, so that it counts for a row.
+        """
+        self.step += 1
+        self.batch += 1
+        self.skipped += skipped
+        self.epoch_skipped += skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + serious if skipped else 0
+
+    def count_epoch(self, seconds: float) -> None:
+        """Count an epoch that is over.
+
+        Args:
+            seconds: Time that it took.
+        """
+        self.epoch += 1
+        self.batch = self.epoch_skipped = 0
+        self.busy = 0.0
+        self.epoch_seconds += seconds
+
     def load(self, values: Mapping[str, Any]) -> None:
-        """Go to the place that plain values say, or raise `ValueError`."""
+        """Take over plain values, or raise `ValueError`."""
         names = {each.name for each in fields(self)}
         if set(values) != names:
             odd = ", ".join(sorted(set(values) ^ names))
             raise ValueError(f"a checkpoint of another version of equipoise: it differs in {odd}")
-        place = RunProgress(**values)
+        loaded = RunProgress(**values)
         for name in (
             "step",
             "epoch",
@@ -95,7 +119,7 @@ class RunProgress:
             "log",
             "updates",
         ):
-            value = getattr(place, name)
+            value = getattr(loaded, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
         kinds: dict[str, tuple[type, ...]] = {
@@ -105,11 +129,11 @@ class RunProgress:
             "confusion": (list, NoneType),
         }
         for name, kind in kinds.items():
-            if not isinstance(getattr(place, name), kind):
+            if not isinstance(getattr(loaded, name), kind):
                 raise ValueError(
-                    f"{name} must be a {kind[-1].__name__}; got {getattr(place, name)!r}"
+                    f"{name} must be a {kind[-1].__name__}; got {getattr(loaded, name)!r}"
                 )
-        vars(self).update(vars(place))
+        vars(self).update(vars(loaded))
 
 
 class RunState:
@@ -123,7 +147,7 @@ class RunState:
         task: What the run is for.
 
     Attributes:
-        place: Where the run is.
+        position: How far the run is.
         epoch: Sums over the present epoch.
         past: Sums over the epochs that are over.
         kept: The best weights so far, where a run stops early.
@@ -138,7 +162,7 @@ class RunState:
         task: Task,
     ) -> None:
         self.model, self.optimizer, self.average, self.scaler = model, optimizer, average, scaler
-        self.place = RunProgress()
+        self.position = RunProgress()
         self.epoch, self.past = Totals(task), Totals(task)
         self.kept: dict[str, Tensor] = {}
 
@@ -147,7 +171,7 @@ class RunState:
         self.kept = {name: value.clone() for name, value in self.model.state_dict().items()}
 
     def finish(self) -> None:
-        """Give the model the weights to use: the best ones, if they were looked for, or else the average, if there is one."""
+        """Give the model the weights to use: the best, if only those are kept, else the average."""
         if self.kept:
             self.model.load_state_dict(self.kept)
         elif self.average:
@@ -159,8 +183,8 @@ class RunState:
         Args:
             group: The processes.
         """
-        self.place.updates = self.average.updates if self.average else 0
-        self.place.scale = self.scaler.state_dict()
+        self.position.updates = self.average.updates if self.average else 0
+        self.position.scale = self.scaler.state_dict()
         parts = {
             "model": self.model.state_dict(),
             "optimizer": optimizer_tensors(self.optimizer),
@@ -173,14 +197,16 @@ class RunState:
             f"{part}.{name}": tensor
             for part, values in parts.items()
             for name, tensor in values.items()
-        }, asdict(self.place)
+        }, asdict(self.position)
 
-    def unpack(self, tensors: Mapping[str, Tensor], place: Mapping[str, Any], group: Group) -> None:
+    def unpack(
+        self, tensors: Mapping[str, Tensor], position: Mapping[str, Any], group: Group
+    ) -> None:
         """Go back to what `pack` returned, or raise `ValueError` if that was another run's.
 
         Args:
             tensors: The tensors.
-            place: The plain values.
+            position: The plain values.
             group: The processes.
         """
         parts: dict[str, dict[str, Tensor]] = {
@@ -192,15 +218,15 @@ class RunState:
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
             parts.setdefault(part, {})[rest] = tensor
-        self.place.load(place)
+        self.position.load(position)
         if parts["kept"]:
             load_weights(self.model, parts["kept"])
             self.keep()
         load_weights(self.model, parts["model"])
         load_optimizer(self.optimizer, parts["optimizer"])
         if self.average:
-            self.average.load(parts["average"], self.place.updates)
-        self.scaler.load_state_dict(self.place.scale)
+            self.average.load(parts["average"], self.position.updates)
+        self.scaler.load_state_dict(self.position.scale)
         load_random(parts["random"], group)
         for totals, name in ((self.epoch, "epoch"), (self.past, "past")):
             if (
@@ -212,7 +238,7 @@ class RunState:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Give a model its weights and buffers, or raise `ValueError` if they are those of another model.
+    """Give a model its weights and buffers, or raise `ValueError` if they are another model's.
 
     Args:
         model: The model.
@@ -282,7 +308,9 @@ def random_tensors(group: Group) -> dict[str, Tensor]:
 
 
 def load_random(tensors: Mapping[str, Tensor], group: Group) -> None:
-    """Set torch's random numbers to what they were, as far as there were as many processes and the same kind of device.
+    """Set torch's random numbers to what they were.
+
+    Nothing is set where there were other numbers of processes, or another kind of device.
 
     Args:
         tensors: What `random_tensors` returned.

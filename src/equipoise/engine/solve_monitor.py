@@ -1,4 +1,4 @@
-"""What the equilibrium layers of a model did: steps, residuals and endings of all their solves."""
+"""What the equilibrium layers of a model did: steps, residuals and statuses of their solves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
 from equipoise.solvers.policy import Direction, describe
 
-__all__ = ["Solves", "Tally", "operator_norms", "steps_and_status"]
+__all__ = ["SolveMonitor", "Tally", "operator_norms", "steps_and_status"]
 
 
 class Tally:
@@ -32,7 +32,7 @@ class Tally:
         self.residual = 0.0
 
     def add(self, solution: Solution) -> None:
-        """Take in one solve."""
+        """Add one solve."""
         if not solution.status.numel():
             return
         self.sums[0] += solution.steps.sum().item()
@@ -41,13 +41,13 @@ class Tally:
 
 
 def steps_and_status(sums: Tensor) -> tuple[float | None, dict[str, int]]:
-    """Return the mean number of steps and the counts of endings that the sums of a `Tally` say."""
+    """Return the mean number of steps and the counts of statuses in the sums of a `Tally`."""
     total = sums[1:].sum().item()
     counts = {status.name: int(sums[1 + status]) for status in Status if sums[1 + status]}
     return (sums[0].item() / total if total else None), counts
 
 
-class Solves:
+class SolveMonitor:
     """Listens to all equilibrium layers of a model.
 
     Args:
@@ -81,7 +81,7 @@ class Solves:
             yield
 
     def missed(self, count: int) -> Tensor:
-        """Return which of the samples of a batch have a forward solve, since `clear`, that missed its tolerance.
+        """Return which samples of a batch have a forward solve that missed its tolerance.
 
         Args:
             count: How many samples the batch has. A solve of another number of rows, such as a

@@ -17,7 +17,7 @@ class Summary:
         stopped: `finished`, or `early` where the score on held-out samples no longer got better.
         epochs: Epochs that were made.
         steps: Steps that were made, skipped ones among them.
-        seconds: Time of all parts of the run.
+        seconds: Time of the run, before it was resumed too.
         parameters: Numbers of weights.
         metric: The name of the task's score.
         train: Means over the last epoch.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.engine.solve_monitor import Solves, Tally, steps_and_status
+from equipoise.engine.solve_monitor import SolveMonitor, Tally, steps_and_status
 from equipoise.engine.tasks import Score, Task
 
 __all__ = ["Totals"]
@@ -32,7 +32,7 @@ class Totals:
         self.score: Score = task.score()
         self.vector = torch.cat([torch.zeros(SCORE.start, dtype=torch.float64), self.score.sums()])
 
-    def add(self, loss: float, weight: float, solves: Solves) -> None:
+    def add(self, loss: float, weight: float, solves: SolveMonitor) -> None:
         """Take in a batch.
 
         Args:

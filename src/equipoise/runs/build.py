@@ -89,14 +89,14 @@ def load_test(data: DataConfig, split: str | None = None) -> Dataset:
 
     Args:
         data: Of which data set.
-        split: Which part; by default `test`, or `val` of data sets whose test targets are not
+        split: Which one; by default `test`, or `val` of data sets whose test targets are not
             published.
     """
     return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
 
 
 def load_part(data: DataConfig, split: str | None) -> Dataset:
-    """Load what a run means by a part of its data.
+    """Load what a run means by a split of its data.
 
     Args:
         data: Of which run.
@@ -139,11 +139,10 @@ def make_transforms(
         asked += ["augment"] if data.augment != "none" else []
         if asked:
             raise ValueError(
-                f"data.{asked[0]} must be left out: it is for pictures, and {data.name!r} "
-                "holds none."
+                f"data.{asked[0]} must be left out: it is for images, and {data.name!r} holds none."
             )
         return None, None
-    # Bytes are cheaper to move about than floats, so pictures are cut before they are turned into
+    # Bytes are cheaper to move about than floats, so images are cut before they are turned into
     # floats.
     first: list[Transform] = [Greyscale()] if data.greyscale else []
     size = (data.size[0], data.size[1]) if data.size else None
@@ -156,8 +155,7 @@ def make_transforms(
         side = min(data.size or dataset.shape[1:])
         if data.augment == "pad-crop-flip" and data.padding > side:
             raise ValueError(
-                f"data.padding must be at most {side}, as the pictures are large; got "
-                f"{data.padding}."
+                f"data.padding must be at most {side}, the size of the images; got {data.padding}."
             )
         ignore = dataset.ignore if dataset.ignore is not None else 255
         vary = (
@@ -228,7 +226,7 @@ def make_model(config: Config) -> Model:
 
 
 def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | None) -> None:
-    """Raise `ValueError` in one sentence if a model cannot take these samples or does not give what the task needs.
+    """Raise `ValueError` if a model cannot take these samples or fails what the task needs.
 
     Args:
         model: The model.
@@ -238,11 +236,21 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
     """
     if not len(dataset):
         raise ValueError(
-            f"data.name must have samples to score; got none in the part {dataset.split!r} of "
+            f"data.name must have samples to score; got none in the split {dataset.split!r} of "
             f"{dataset.name!r}."
         )
     training = model.training
     x, y = next(batches(dataset, 1, shuffle=False, transform=transform))
-    with torch.no_grad():
-        task.check(model.eval()(x), y)
+    try:
+        with torch.no_grad():
+            output = model.eval()(x)
+    except (RuntimeError, TypeError, IndexError) as error:
+        if "memory" in str(error):
+            raise
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            f"model {model.name!r} must take samples of shape {tuple(x.shape[1:])} and "
+            f"{x.dtype}; it raised {reason}."
+        ) from error
+    task.check(output, y)
     model.train(training)

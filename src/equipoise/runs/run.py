@@ -1,4 +1,4 @@
-"""Whole runs in folders: training, and going on."""
+"""Whole runs in folders: training and resuming."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def train_run(
     Args:
         config: What to do.
         folder: Where to keep the run; new or empty, unless `resume`.
-        resume: Whether to go on from the last checkpoint, if the folder holds one of the same
+        resume: Whether to resume from the last checkpoint, if the folder holds one of the same
             config.
         quiet: Whether to show nothing meanwhile.
     """
@@ -112,7 +112,7 @@ def train_run(
 
 
 def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
-    """Go on with a run that was stopped, as if it had never been.
+    """Resume a run that was stopped, as if it had never been.
 
     Args:
         folder: Where it is kept.
@@ -122,7 +122,7 @@ def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
 
 
 def _load(group: Group, data: DataConfig) -> Samples:
-    """Load the data sets; where files may have to be fetched, the main process does so before the others look for them."""
+    """Load the data sets; the main process fetches files before the others look for them."""
     if data.download and not group.is_main:
         group.barrier()
     samples = load_samples(data)
@@ -168,7 +168,7 @@ def _group(config: Config) -> Iterator[Group]:
 
 
 def _prepare(group: Group, folder: Path, config: Config, *, resume: bool) -> None:
-    """Let the main process make the folder and write what the run was told, and all of them raise if it could not."""
+    """Let the main process make the folder and write the config; all raise if it could not."""
     error: Exception | None = None
     if group.is_main:
         try:

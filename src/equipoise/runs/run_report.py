@@ -118,7 +118,7 @@ def _equilibrium_inputs(model: Model, x: Tensor) -> dict[str, tuple[Equilibrium,
     found: dict[str, tuple[Equilibrium, Tensor]] = {}
 
     def listen(name: str, layer: Equilibrium) -> RemovableHandle:
-        def keep(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             found.setdefault(name, (layer, inputs[0]))
 
         return layer.register_forward_pre_hook(keep)

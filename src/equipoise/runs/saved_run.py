@@ -87,7 +87,7 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
 
     Args:
         folder: Where it is kept.
-        split: Which part of the data; by default what the run itself scored in the end. `train` is
+        split: Which split of the data; by default what the run itself scored in the end. `train` is
             what it learnt from, and `val` what it held out, if it did.
         root: The folder with the data, if it is another one than in training.
     """

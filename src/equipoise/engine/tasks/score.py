@@ -14,7 +14,7 @@ __all__ = ["Agreement", "Mean", "Overlap", "Score"]
 
 
 class Score(ABC):
-    """Sums from which a score is computed; those of two parts of the data, added, are those of the whole.
+    """Sums from which a score is computed; sums of two subsets add up to those of the whole.
 
     Args:
         size: How many sums there are.
@@ -38,7 +38,7 @@ class Score(ABC):
 
     @property
     def confusion(self) -> Tensor | None:
-        """How often each class (rows) was taken for each (columns), int64, where there are classes and not too many."""
+        """How often each class (rows) was taken for each (columns), int64; None if too many."""
         return None
 
     def sums(self) -> Tensor:
@@ -87,7 +87,7 @@ class Mean(Score):
 
 
 class Agreement(Score):
-    """How often predicted classes are the true ones: `accuracy`, and the matrix that tells which was taken for which.
+    """How often predicted classes are the true ones: `accuracy`, and the confusion matrix.
 
     Args:
         predict: Turns outputs into classes.
@@ -146,6 +146,6 @@ class Overlap(Agreement):
         }
 
 
-def _mean_ratio(part: Tensor, whole: Tensor) -> float:
-    some = whole > 0
-    return float((part[some] / whole[some]).mean()) if some.any() else math.nan
+def _mean_ratio(count: Tensor, total: Tensor) -> float:
+    some = total > 0
+    return float((count[some] / total[some]).mean()) if some.any() else math.nan

@@ -1,0 +1,180 @@
+"""The folder of a run: its log, its checkpoints, and the weights to use."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.core import SettingError, SourceError
+from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
+from equipoise.engine.distributed import Group
+from equipoise.engine.log import MetricLog
+from equipoise.engine.run_state import RunState
+from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
+
+__all__ = ["RunFolder", "run_identity"]
+
+MISSING = object()
+
+
+class RunFolder:
+    """Where a run is kept; without a path nothing is written. All processes call it alike.
+
+    Args:
+        path: The folder.
+        state: What the run must remember.
+        group: The processes that train together; only the main one writes.
+        settings: How often to save.
+        identity: As of `run_identity`.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        state: RunState,
+        group: Group,
+        settings: TrainConfig,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.path, self.state, self.group = path, state, group
+        self._settings, self._identity = settings, dict(identity)
+        self._checkpoints = Checkpoints(path / "checkpoints") if path else None
+        self._saved_at = time.monotonic()
+
+    def open_log(self) -> MetricLog:
+        """Return the log, cut back to where the state is."""
+        if self.path is None or not self.group.is_main:
+            return MetricLog(None)
+        tensorboard = self.path / "tensorboard" if self._settings.tensorboard else None
+        log = MetricLog(self.path / "metrics.jsonl", tensorboard)
+        try:
+            log.truncate(self.state.position.log)
+        except BaseException:
+            log.close()
+            raise
+        return log
+
+    def write_weights(self, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write `model.safetensors`, the weights to use.
+
+        Args:
+            weights: The state of the model.
+            about: What is known of them.
+        """
+        if self.path is not None and self.group.is_main:
+            write_checkpoint(self.path / "model.safetensors", weights, about)
+
+    def start_clock(self) -> None:
+        """Count the time to the next checkpoint from now."""
+        self._saved_at = time.monotonic()
+
+    def save_is_due(self) -> bool:
+        """Return whether it is time for a checkpoint."""
+        if self.path is None:
+            return False
+        late = time.monotonic() - self._saved_at > 60 * self._settings.checkpoint_minutes
+        every = self._settings.checkpoint_steps
+        return late or bool(every and self.state.position.step % every == 0)
+
+    def save(self, log: MetricLog, seconds: float) -> None:
+        """Write a checkpoint.
+
+        Args:
+            log: The log, which is brought to the disk first.
+            seconds: Time that the run has taken.
+        """
+        if self._checkpoints is None:
+            return
+        position = self.state.position
+        if self.group.is_main:
+            log.sync()
+            position.log = log.position
+            position.seconds = seconds
+        tensors, values = self.state.pack(self.group)
+        if self.group.is_main:
+            self._checkpoints.save(
+                position.step, tensors, {"position": values, "run": self._identity}
+            )
+        self.start_clock()
+
+    def restore(self, *, resume: bool) -> None:
+        """Bring the state back to the last checkpoint, if there is one.
+
+        Args:
+            resume: Whether that is wanted; if not, a folder that holds a run is refused.
+        """
+        if self.path is None or self._checkpoints is None:
+            if resume:
+                raise SettingError("Trainer.folder", "be given to resume a run", None)
+            return
+        if not resume:
+            if self.group.is_main and any((self.path / "checkpoints").glob("*")):
+                raise SourceError(
+                    self.path,
+                    "already holds a run. Pass resume=True to resume it, or another folder.",
+                )
+            return
+        if self.group.is_main:
+            self._checkpoints.clean()
+        stored = self._checkpoints.latest()
+        if stored is not None:
+            try:
+                different = _first_difference(stored.state["run"], self._identity)
+                if different:
+                    raise ValueError(
+                        f"a checkpoint of a run with other settings: {different} differs"
+                    )
+                self.state.unpack(stored.tensors, stored.state["position"], self.group)
+            except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise CheckpointError(stored.path, error) from error
+            if self.group.is_main:
+                # As the run would have, had it not been killed after it wrote the last one.
+                self._checkpoints.prune(stored.step)
+        step = float(self.state.position.step)
+        if self.group.any(self.group.max(step) != step):
+            raise SourceError(
+                self.path,
+                "must be a folder that all processes share, to resume; they found different ones.",
+            )
+
+
+def run_identity(
+    settings: TrainConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig, samples: int
+) -> dict[str, Any]:
+    """Return the settings with which alone a checkpoint can be resumed.
+
+    Args:
+        settings: How the run goes; `TrainConfig.free` may change.
+        optimizer: Its optimiser.
+        schedule: Its schedule.
+        samples: How many samples it learns from.
+    """
+    train = {
+        name: value for name, value in asdict(settings).items() if name not in TrainConfig.free
+    }
+    sections = {"train": train, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
+    flat = {
+        f"{section}.{name}": value
+        for section, values in sections.items()
+        for name, value in values.items()
+    }
+    # As it is read back: tuples become lists.
+    return json.loads(json.dumps({**flat, "the number of training samples": samples}))  # type: ignore[no-any-return]
+
+
+def _first_difference(kept: Mapping[str, Any], own: Mapping[str, Any]) -> str:
+    """The first setting in which two runs differ; empty if they agree."""
+    return next(
+        (
+            name
+            for name in sorted({*kept, *own})
+            if kept.get(name, MISSING) != own.get(name, MISSING)
+        ),
+        "",
+    )

@@ -1,0 +1,146 @@
+"""One step of training: compute it, judge whether it is sound, then apply or undo it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.engine.distributed import Group
+from equipoise.engine.evaluate import autocast
+from equipoise.engine.run_state import RunState
+from equipoise.engine.settings import TrainConfig
+from equipoise.engine.solve_monitor import SolveMonitor
+from equipoise.engine.tasks import Task
+
+__all__ = ["Step", "Stepper", "Verdict"]
+
+SLOWER = "lower optimizer.learning_rate or set train.clip"
+
+
+class Verdict(IntEnum):
+    """What becomes of a step; the processes of a group agree on the largest."""
+
+    APPLY = 0
+    RESCALE = 1  # skipped, because the gradient overflowed float16 while its scale is searched for
+    SKIP = 2  # skipped, because a solve failed or something is not finite
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step computed, before it is known whether it counts.
+
+    Attributes:
+        output: What the model returned.
+        target: What it should have been.
+        loss: The mean loss.
+        weight: How many things that is the mean of.
+        learning_rate: Of this step.
+        gradient_norm: Of all weights together.
+        buffers: What the model's buffers held before.
+    """
+
+    output: Tensor
+    target: Tensor
+    loss: Tensor
+    weight: float
+    learning_rate: float
+    gradient_norm: Tensor
+    buffers: list[Tensor]
+
+
+class Stepper:
+    """Makes the steps of a run.
+
+    Args:
+        state: The model, its optimiser, and what else a step changes.
+        task: What the model is trained for.
+        settings: How the run goes.
+        group: The processes that step together.
+        solves: Listens to the equilibrium layers of the model.
+
+    Attributes:
+        wrapped: The model, such that its gradients are averaged over the processes.
+        skip_reason: Why the last step was skipped, if it was.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        task: Task,
+        settings: TrainConfig,
+        group: Group,
+        solves: SolveMonitor,
+    ) -> None:
+        self.state, self.model, self.optimizer = state, state.model, state.optimizer
+        self.task, self.settings, self.group, self.solves = task, settings, group, solves
+        self.wrapped = state.model
+        self.skip_reason = ""
+
+    def compute(self, x: Tensor, y: Tensor, learning_rate: float) -> Step:
+        """Compute the loss of a batch and its gradients."""
+        for each in self.optimizer.param_groups:
+            each["lr"] = learning_rate
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        self.model.train()
+        self.solves.clear()
+        self.optimizer.zero_grad()
+        with autocast(self.group.device, self.settings.precision):
+            output = self.wrapped(x)
+        self.task.check(output, y)
+        loss, weight = self.task.loss(output, y), self.task.weight(y)
+        # Gradients are averaged over processes: where these have different weights, each loss
+        # counts by its own.
+        whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
+        factor = weight * self.group.world / whole if whole else 1.0
+        self.state.scaler.scale(loss if factor == 1 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        self.state.scaler.unscale_(self.optimizer)
+        norm = nn.utils.get_total_norm(
+            [each.grad for each in self.model.parameters() if each.grad is not None]
+        )
+        return Step(output, y, loss, weight, learning_rate, norm, buffers)
+
+    def verdict(self, step: Step) -> Verdict:
+        """Return what all processes do with a step, and keep the reason if it is skipped."""
+        own, self.skip_reason = self._judge(step)
+        verdict = Verdict(int(self.group.max(float(own))))
+        if verdict is not Verdict.APPLY and not self.skip_reason:
+            self.skip_reason = "another process skipped it."
+        return verdict
+
+    def apply(self, step: Step, verdict: Verdict) -> None:
+        """Let the optimiser step, or leave everything as it was before the step, bit for bit."""
+        if verdict is Verdict.APPLY:
+            clip = self.settings.clip
+            if clip:
+                nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, step.gradient_norm)
+            self.state.scaler.step(self.optimizer)
+            if self.state.average:
+                self.state.average.update()
+        else:
+            with torch.no_grad():
+                for buffer, before in zip(self.model.buffers(), step.buffers, strict=True):
+                    buffer.copy_(before)
+            self.optimizer.zero_grad()
+        if self.state.scaler.is_enabled():
+            self.state.scaler.update()
+
+    def _judge(self, step: Step) -> tuple[Verdict, str]:
+        """Return what this process would do with a step, and why it would skip it."""
+        finite_loss = bool(torch.isfinite(step.loss))
+        finite_gradient = bool(torch.isfinite(step.gradient_norm))
+        scaled = self.state.scaler.is_enabled() and self.state.scaler.get_scale() > 1
+        if finite_loss and not self.solves.forward_failed and not finite_gradient and scaled:
+            return Verdict.RESCALE, "the gradient overflowed float16; its scale was halved."
+        if self.solves.failure:
+            return Verdict.SKIP, self.solves.failure
+        if not finite_loss:
+            reason = f"the loss was {step.loss.item()}; {SLOWER}, and look for NaN in the data."
+            return Verdict.SKIP, reason
+        if not finite_gradient:
+            low = self.settings.precision != "float32"
+            remedy = f"{SLOWER}, or set train.precision=float32" if low else SLOWER
+            return Verdict.SKIP, f"the gradient was not finite; {remedy}."
+        return Verdict.APPLY, ""
