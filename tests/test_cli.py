@@ -13,12 +13,13 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 import equipoise
-from equipoise import runs
+from equipoise import certify, runs
 from equipoise.cli import list as list_command
 from equipoise.cli import main
 from equipoise.cli.entry import COMMANDS, make_parser
 from equipoise.core import ConvergenceError, ConvergenceWarning
 from equipoise.engine import Interrupted, read_checkpoint, write_checkpoint
+from equipoise.layers import Certificate, Statement
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -39,9 +40,14 @@ def told(capsys):
     return line
 
 
-def python(*words):
+def python(*words, folder=None):
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=folder,
     )
 
 
@@ -78,8 +84,25 @@ def test_command_has_a_sentence_and_an_example_that_parses(name, capsys):
 def test_module_runs_as_a_command():
     done = python("-m", "equipoise", "trian")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("equipoise: error: command must be one of config, demo, ")
+    assert done.stderr.startswith("equipoise: error: command must be one of certify, config, ")
     assert done.stderr.endswith("got 'trian'. Did you mean 'train'?\n")
+
+
+def test_config_names_a_model_in_a_module_beside_the_user(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from equipoise import create_model\n"
+        "def make(*, num_classes=10):\n"
+        "    return create_model('opteq-digits', num_classes=num_classes)\n"
+    )
+    (tmp_path / "numpy.py").write_text("raise SystemExit('a file here was taken for numpy')")
+    script = "import sys; from equipoise.cli import main; sys.exit(main())"
+    # -P leaves the current folder out of the path, as the installed command does.
+    done = python("-P", "-c", script, "config", "digits", "model.name=own:make", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert 'name = "own:make"' in done.stdout
+    done = python("-P", "-c", script, "config", "digits", "model.name=other:make", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("equipoise: error: model.name=other:make: model.name must name a")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +133,8 @@ def test_module_runs_as_a_command():
         (["resume", "nowhere"], "nowhere: there is no such file or folder"),
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "nowhere", "--split", "all"], "invalid choice: 'all'"),
+        (["certify", "nowhere"], "nowhere: must be the folder of a run; there is none"),
+        (["certify", "a", "b"], "certify: there is no such option: b"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "nowhere", "x.png"], "nowhere"),
         (["predict", "nowhere"], "the following arguments are required: FILE"),
@@ -271,7 +296,7 @@ def test_sweep_separates_what_varies(status, code, monkeypatch, capsys, tmp_path
         asked.append((words, options))
         return [{"run": "000", "status": status}]
 
-    monkeypatch.setattr(runs.sweep, "sweep", sweep)
+    monkeypatch.setattr("equipoise.runs.sweep.sweep", sweep)
     assert (
         main(
             [
@@ -351,6 +376,76 @@ def test_evaluate_of_ruined_weights_is_a_numerical_failure(run, capsys, tmp_path
         "359 of 359 samples did not reach the solver's tolerance",
     ]
     assert err.endswith("359 solves met NaN or infinity; such samples count as wrong\n")
+    assert main(["certify", str(copy)]) == 2
+    assert re.search(r"model.safetensors: .* must have finite weights", told(capsys))
+
+
+def test_certify_says_what_is_proved(run, capsys):
+    capsys.readouterr()
+    assert main(["certify", str(run)]) == 0
+    name, claim, number, basis = capsys.readouterr().out.splitlines()
+    assert name == "equilibrium"
+    assert claim.startswith("  proved: the step is a contraction")
+    assert basis.startswith("    by: Banach's fixed-point theorem")
+    assert main(["certify", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["equilibrium"]
+    certificate = certify(runs.open_run(run).model.equilibria()["equilibrium"])
+    assert found["holds"] is True
+    assert found["lipschitz"] == certificate.lipschitz < 1
+    assert number == (
+        f"    number: {certificate.lipschitz:.6g}, margin {1 - certificate.lipschitz:.3g}"
+    )
+    assert [each["claim"] for each in found["statements"]] == [
+        each.claim for each in certificate.statements
+    ]
+
+
+def test_certify_says_that_nothing_is_proved(run, capsys, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    config = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(
+        config.replace("options = { num", 'options = { norm = "none", num')
+    )
+    weights, state = read_checkpoint(copy / "model.safetensors")
+    larger = {name: value * 10 for name, value in weights.items() if value.is_floating_point()}
+    write_checkpoint(copy / "model.safetensors", weights | larger, state)
+    capsys.readouterr()
+    assert main(["certify", str(copy)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  not proved: the step is a contraction")
+    assert "margin -" in lines[2]
+    assert "  nothing is proved of this equilibrium at these weights" in lines
+    assert lines[-1].startswith("  remedy: ")
+    assert main(["certify", str(copy), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["equilibrium"]
+    assert (found["holds"], found["statements"][0]["holds"]) == (False, None)
+    assert found["lipschitz"] > 1
+
+
+def test_certify_tells_several_equilibria_apart(monkeypatch, capsys):
+    proved, refuted = Statement("a", True, theorem="b"), Statement("c", False)
+    found = {
+        "first": Certificate(further=(proved, refuted), remedy="Do d."),
+        "second": Certificate(further=(proved,)),
+    }
+    monkeypatch.setattr(runs, "certify_run", lambda _: found)
+    assert main(["certify", "somewhere"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "first",
+        "  proved: a",
+        "    by: b",
+        "  refuted: c",
+        "  1 of 2 statements proved",
+        "  remedy: Do d.",
+        "second",
+        "  proved: a",
+        "    by: b",
+    ]
+    found.clear()
+    assert main(["certify", "somewhere"]) == 0
+    assert capsys.readouterr().out == "the model has no equilibria, so there is nothing to prove\n"
+    assert main(["certify", "somewhere", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {}
 
 
 def test_lost_process_is_not_called_a_bug(trained, capsys, monkeypatch, tmp_path):

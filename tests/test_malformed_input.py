@@ -445,6 +445,7 @@ def commands(run: Path) -> dict[str, tuple[str | Path, ...]]:
         "resume": ("resume", run, "--quiet"),
         "evaluate": ("evaluate", run),
         "predict": ("predict", run, run.parent / "8.png"),
+        "certify": ("certify", run),
         "report": ("report", run),
     }
 
@@ -537,7 +538,7 @@ def test_kept_weights_with_a_strange_state_are_refused(
     case: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewritten(STATES[case])(run / "model.safetensors")
-    for name in ("evaluate", "predict", "report"):
+    for name in ("evaluate", "predict", "certify", "report"):
         assert str(run) in refused(run.parent, capsys, *commands(run)[name]), name
 
 
@@ -657,7 +658,7 @@ READ_BY = {
     "summary.json": ("report",),
     "environment.json": ("report", "resume"),
     "metrics.jsonl": ("report", "resume"),
-    "config.toml": ("resume", "evaluate", "predict", "report"),
+    "config.toml": ("resume", "evaluate", "predict", "certify", "report"),
 }
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from equipoise import __version__
+from equipoise.cli.certify import CERTIFY
 from equipoise.cli.command import BAD_INPUT, DONE, Command
 from equipoise.cli.config import CONFIG
 from equipoise.cli.demo import DEMO
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     "resume": RESUME,
     "evaluate": EVALUATE,
     "predict": PREDICT,
+    "certify": CERTIFY,
     "report": REPORT,
     "sweep": SWEEP,
     "config": CONFIG,

@@ -12,7 +12,7 @@ from equipoise.runs.config import (
 )
 from equipoise.runs.run import resume_run, train_run
 from equipoise.runs.run_report import report_run
-from equipoise.runs.saved_run import Run, evaluate_run, open_run
+from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
 
 __all__ = [
     "Config",
@@ -20,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "Run",
     "TaskConfig",
+    "certify_run",
     "dump_config",
     "evaluate_run",
     "list_presets",

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from equipoise.core import SourceError
+from equipoise.analysis import certify
+from equipoise.core import SettingError, SourceError
 from equipoise.data import Dataset, Transform
 from equipoise.engine import (
     CheckpointError,
@@ -19,11 +20,12 @@ from equipoise.engine import (
     make_task,
     read_checkpoint,
 )
+from equipoise.layers import Certificate
 from equipoise.models import Model
 from equipoise.runs.build import load_part, make_model, make_transforms, resolve, try_out
 from equipoise.runs.config import Config, load_config
 
-__all__ = ["Run", "evaluate_run", "open_run"]
+__all__ = ["Run", "certify_run", "evaluate_run", "open_run"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,21 @@ def open_run(folder: Path) -> Run:
         raise CheckpointError(path, error) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"  # whatever it was trained on
     return Run(folder, config, model.to(device).eval(), task, about, transform)
+
+
+def certify_run(folder: Path) -> dict[str, Certificate]:
+    """Return what is proved of each equilibrium of a run, at the weights that it kept.
+
+    Args:
+        folder: Where it is kept.
+    """
+    run = open_run(folder)
+    try:
+        return {
+            name: certify(layer, strict=False) for name, layer in run.model.equilibria().items()
+        }
+    except SettingError as error:  # weights that are not finite, of which nothing can be said
+        raise SourceError(folder / "model.safetensors", error) from error
 
 
 def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = None) -> Evaluation:
