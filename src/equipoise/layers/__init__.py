@@ -2,7 +2,7 @@
 
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
-from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.equilibrium import Equilibrium, SolveOptions
 from equipoise.layers.problem import Descent, Minimization, Problem
 from equipoise.layers.project import project_norms, project_norms_after
 from equipoise.layers.wrappers import ChangeOfVariable, Regularized, Skip
@@ -19,6 +19,7 @@ __all__ = [
     "Problem",
     "Regularized",
     "Skip",
+    "SolveOptions",
     "Statement",
     "project_norms",
     "project_norms_after",

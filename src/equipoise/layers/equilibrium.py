@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
 from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.core.validate import require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation, as_number
 from equipoise.solvers.auto import pick_forward
@@ -17,10 +19,32 @@ from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
 from equipoise.solvers.solve import check_context
 
-__all__ = ["Equilibrium"]
+__all__ = ["Equilibrium", "SolveOptions"]
 
 TOLERANCE = 1e-4
 MAX_STEPS = 100
+
+
+class SolveOptions(TypedDict, total=False):
+    """How an equilibrium is found and differentiated: all arguments of `Equilibrium` but its cell.
+
+    Layers and models take them as `**solve: Unpack[SolveOptions]` and hand them on.
+
+    Attributes:
+        solver: A solver or its name; `auto` picks from what the cell declares.
+        gradient: A gradient strategy or its name: `implicit`, `unrolled`, ...
+        tolerance: Relative residual to reach, in the forward and the adjoint solve.
+        max_steps: Updates at most, likewise.
+        on_failure: What to do when samples do not converge: `raise`, `warn` or `ignore`.
+        stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
+    """
+
+    solver: str | Solver
+    gradient: str | Gradient
+    tolerance: float
+    max_steps: int
+    on_failure: OnFailure
+    stop: Stop | None
 
 
 class Equilibrium(nn.Module):
@@ -63,6 +87,8 @@ class Equilibrium(nn.Module):
             hint = "Compile with cell.compile()." if hasattr(given, "_orig_mod") else hint
             hint = f"Write {given.__name__}(...)." if isinstance(given, type) else hint
             raise ValueError(f"Equilibrium.cell must be a Cell; got {type(given).__name__}. {hint}")
+        if stop is not None:
+            require_type("Equilibrium.stop", stop, Stop, "a Stop")
         if stop is not None and (tolerance, max_steps) != (TOLERANCE, MAX_STEPS):
             raise ValueError(
                 "Equilibrium.stop must be given without tolerance and max_steps, which it "

@@ -7,7 +7,17 @@ import torch
 from samples import reference
 from torch import nn
 
-from equipoise import SAM, Cell, ConvergenceError, Equilibrium, FixedPoint, Unrolled
+from equipoise import (
+    SAM,
+    Anderson,
+    Cell,
+    ConvergenceError,
+    Equilibrium,
+    FixedPoint,
+    Stop,
+    Unrolled,
+    create_model,
+)
 from equipoise.analysis import objective
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d
 from equipoise.layers import project_norms, project_norms_after
@@ -466,3 +476,20 @@ def test_opteq_is_an_equilibrium_around_a_cell():
     assert isinstance(layer, Equilibrium)
     assert isinstance(layer.cell, Cell)
     assert "solver=auto" in repr(layer)
+
+
+def test_layers_hand_on_how_they_are_solved():
+    stop = Stop(1e-9, max_steps=7)
+    for layer in (OptEq(3, 4, 5, stop=stop), OptEqConv2d(3, 4, 5, stop=stop)):
+        assert layer.stop == stop
+    layer = OptEq(3, 4, 5, tolerance=1e-6, solver="anderson", gradient="unrolled")
+    assert (layer.stop.tolerance, layer.stop.max_steps) == (1e-6, 100)
+    assert (type(layer.solver), type(layer.gradient)) == (Anderson, Unrolled)
+    with pytest.raises(TypeError, match="tolerence"):
+        OptEq(3, 4, 5, tolerence=1e-6)
+
+
+def test_a_stopping_rule_in_full_takes_the_place_of_a_model_s_own_accuracy():
+    assert create_model("opteq-digits").equilibrium.stop.tolerance == 1e-3
+    stop = Stop(1e-9, max_steps=7)
+    assert create_model("opteq-digits", stop=stop).equilibrium.stop == stop

@@ -12,7 +12,7 @@ from equipoise.families.opteq.convert import (
 )
 from equipoise.families.opteq.deep_objective import DeepObjective, WideLimit
 from equipoise.families.opteq.layer import OptEq
-from equipoise.families.opteq.models import OptEqOptions, SolveOptions
+from equipoise.families.opteq.models import OptEqOptions
 from equipoise.families.opteq.objective import Objective, QuadraticProgram
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "OptEqConv2d",
     "OptEqOptions",
     "QuadraticProgram",
-    "SolveOptions",
     "WideLimit",
     "to_blocks",
     "to_hidden_units",

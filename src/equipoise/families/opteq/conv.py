@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import nn
 
@@ -17,12 +18,9 @@ from equipoise.families.opteq.layer import (
     each_width,
 )
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.gradients.base import Gradient
-from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
+from equipoise.layers.equilibrium import SolveOptions
 from equipoise.operators import Convolution, Operator, Padding
 from equipoise.operators import separable as make_separable
-from equipoise.solvers.policy import OnFailure
-from equipoise.solvers.protocol import Solver, Stop
 
 __all__ = ["OptEqConv2d"]
 
@@ -42,11 +40,6 @@ class OptEqConv2d(OptEqLayer):
         alpha: As for `OptEq`.
         norm: As for `OptEq`; norms are proven bounds of the true operator norm at every image size.
         regularizer: As for `OptEq`.
-        solver: As for `OptEq`.
-        gradient: As for `OptEq`.
-        tolerance: As for `OptEq`.
-        max_steps: As for `OptEq`.
-        on_failure: As for `OptEq`.
         padding: `zeros` or `circular`.
         groups: Channel groups of `W_l` that do not mix.
         separable: Whether `W_l` and `U_l` are depthwise-separable, as in the ImageNet models.
@@ -55,7 +48,7 @@ class OptEqConv2d(OptEqLayer):
         bound: As for `OptEq`.
         learn_alpha: As for `OptEq`.
         bias: As for `OptEq`.
-        stop: As for `OptEq`.
+        **solve: As for `OptEq`.
 
     Shape:
         (batch, in_channels, height, width) to (batch, state_channels, height, width).
@@ -71,11 +64,6 @@ class OptEqConv2d(OptEqLayer):
         alpha: float | Sequence[float] = 0.8,
         norm: Norm = "scale",
         regularizer: RegularizerLike | None = None,
-        solver: str | Solver = "auto",
-        gradient: str | Gradient = "implicit",
-        tolerance: float = TOLERANCE,
-        max_steps: int = MAX_STEPS,
-        on_failure: OnFailure = "warn",
         *,
         padding: Padding = "zeros",
         groups: int = 1,
@@ -85,7 +73,7 @@ class OptEqConv2d(OptEqLayer):
         bound: float = BOUND,
         learn_alpha: bool = False,
         bias: bool = True,
-        stop: Stop | None = None,
+        **solve: Unpack[SolveOptions],
     ) -> None:
         widths = each_width("OptEqConv2d", hidden)
         for name, value in (("in_channels", in_channels), ("state_channels", state_channels)):
@@ -127,17 +115,7 @@ class OptEqConv2d(OptEqLayer):
                 "OptEqConv2d.activation must be elementwise; got a matrix activation. Use "
                 "OptEq for it."
             )
-        super().__init__(
-            cell,
-            regularizer,
-            strength,
-            solver=solver,
-            gradient=gradient,
-            tolerance=tolerance,
-            max_steps=max_steps,
-            on_failure=on_failure,
-            stop=stop,
-        )
+        super().__init__(cell, regularizer, strength, **solve)
         self.in_channels = in_channels
         self.state_channels = state_channels
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -15,15 +15,15 @@ from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.feedforward import factorize, read
 from equipoise.families.opteq.layer import OptEq
-from equipoise.gradients.base import Gradient
 from equipoise.layers.cell import Cell
-from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
+from equipoise.layers.equilibrium import SolveOptions
 from equipoise.operators import Convolution, Dense
 from equipoise.prox.activation import Activation, Identity
-from equipoise.solvers.policy import OnFailure
-from equipoise.solvers.protocol import Solver
 
 __all__ = ["Blocks", "HiddenUnits", "to_blocks", "to_hidden_units", "to_opteq", "to_wide"]
+
+SINGLE_PASS: SolveOptions = {"solver": "fixed_point"}
+"""How a converted network is solved by default: its equilibrium is reached in one pass."""
 
 
 class HiddenUnits(nn.Module):
@@ -108,13 +108,9 @@ def to_hidden_units(net: object, state_features: int | None = None) -> HiddenUni
 def to_opteq(
     net: object,
     state_features: int | None = None,
-    solver: str | Solver = "fixed_point",
-    gradient: str | Gradient = "implicit",
-    tolerance: float = TOLERANCE,
-    max_steps: int = MAX_STEPS,
-    on_failure: OnFailure = "warn",
+    **solve: Unpack[SolveOptions],
 ) -> nn.Sequential:
-    """Return a deep OptEq and a linear head that compute what a feed-forward network computes (OptEq, Lemma 2).
+    """Return a deep OptEq and a head that compute what a network computes (OptEq, Lemma 2).
 
     `W_1 = 0`, `U_2 = A_1`, all other `U = 0`, `alpha = 1`, and the biases are `b_l`: the first
     layer forgets the state, so that a single pass reaches the equilibrium. Gradient descent leaves
@@ -124,11 +120,7 @@ def to_opteq(
     Args:
         net: As for `to_hidden_units`.
         state_features: As for `to_hidden_units`.
-        solver: A solver or its name.
-        gradient: A gradient strategy or its name.
-        tolerance: Relative residual to reach.
-        max_steps: Updates at most.
-        on_failure: `raise`, `warn` or `ignore`.
+        **solve: See `SolveOptions`; the solver is `fixed_point` by default.
     """
     parts = read(net, "to_opteq")
     _, *own, out = factorize(parts, state_features, "to_opteq")
@@ -141,11 +133,7 @@ def to_opteq(
         activation=[Identity(), *parts.activations],
         alpha=1.0,
         norm="none",
-        solver=solver,
-        gradient=gradient,
-        tolerance=tolerance,
-        max_steps=max_steps,
-        on_failure=on_failure,
+        **(SINGLE_PASS | solve),
     )
     cell = layer.layers
     forgetting = out.new_zeros(1, out.shape[1])

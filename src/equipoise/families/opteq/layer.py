@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor, nn
 
 from equipoise.core.validate import require_count, require_positive
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.gradients.base import Gradient
-from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE, Equilibrium
+from equipoise.layers.equilibrium import Equilibrium, SolveOptions
 from equipoise.layers.wrappers import Regularized
 from equipoise.operators import Dense
 from equipoise.prox.activation import Activation
 from equipoise.prox.matrix import MatrixActivation
 from equipoise.prox.regularizer import Regularizer
 from equipoise.prox.resolve import as_activation
-from equipoise.solvers.policy import OnFailure
-from equipoise.solvers.protocol import Solver, Stop
 from equipoise.solvers.sam import SAM
 
 __all__ = [
@@ -41,9 +38,13 @@ class OptEqLayer(Equilibrium):
     """What the two kinds of OptEq share: a cell of operators, perhaps with a regulariser."""
 
     def __init__(
-        self, cell: OptEqCell, regularizer: RegularizerLike | None, strength: float, **solving: Any
+        self,
+        cell: OptEqCell,
+        regularizer: RegularizerLike | None,
+        strength: float,
+        **solve: Unpack[SolveOptions],
     ) -> None:
-        solver = solving.get("solver")
+        solver = solve.get("solver")
         if solver == "sam":
             raise ValueError(
                 "OptEq.solver must be an object for SAM, which needs a regulariser; got "
@@ -53,7 +54,7 @@ class OptEqLayer(Equilibrium):
             cell.coupled = True
         require_positive("OptEq.strength", strength)
         whole = cell if regularizer is None else Regularized(cell, regularizer, strength)
-        super().__init__(whole, **solving)
+        super().__init__(whole, **solve)
 
     @property
     def layers(self) -> OptEqCell:
@@ -118,17 +119,13 @@ class OptEq(OptEqLayer):
         regularizer: A feature regulariser added to the problem: a name, a `Regularizer` or a
             function (Theorem 4; see `Regularized` for what exactly is minimised). To choose among
             several equilibria instead, use `solver=SAM(regularizer)`.
-        solver: A solver or its name.
-        gradient: A gradient strategy or its name: `implicit`, `unrolled`, ...
-        tolerance: Relative residual to reach.
-        max_steps: Updates at most.
-        on_failure: `raise`, `warn` or `ignore`.
         strength: Factor of the regulariser.
         mu: The scale `mu` of Theorem 1.
         bound: Largest norm of a controlled `W_l`, in units of `sqrt(mu/L_s)`, at most 1.
         learn_alpha: Whether `alpha` is trained.
         bias: Whether there are `b_l`.
-        stop: The stopping rule in full.
+        **solve: `solver`, `gradient`, `tolerance`, `max_steps`, `on_failure`, `stop`; see
+            `SolveOptions`.
 
     Shape:
         (batch, in_features) to (batch, state_features).
@@ -143,18 +140,13 @@ class OptEq(OptEqLayer):
         alpha: float | Sequence[float] = 0.8,
         norm: Norm = "scale",
         regularizer: RegularizerLike | None = None,
-        solver: str | Solver = "auto",
-        gradient: str | Gradient = "implicit",
-        tolerance: float = TOLERANCE,
-        max_steps: int = MAX_STEPS,
-        on_failure: OnFailure = "warn",
         *,
         strength: float = 0.1,
         mu: float = 1.0,
         bound: float = BOUND,
         learn_alpha: bool = False,
         bias: bool = True,
-        stop: Stop | None = None,
+        **solve: Unpack[SolveOptions],
     ) -> None:
         widths = each_width("OptEq", hidden)
         for name, value in (("in_features", in_features), ("state_features", state_features)):
@@ -172,17 +164,7 @@ class OptEq(OptEqLayer):
             bound=bound,
             start=in_features == state_features,
         )
-        super().__init__(
-            cell,
-            regularizer,
-            strength,
-            solver=solver,
-            gradient=gradient,
-            tolerance=tolerance,
-            max_steps=max_steps,
-            on_failure=on_failure,
-            stop=stop,
-        )
+        super().__init__(cell, regularizer, strength, **solve)
         self.in_features = in_features
         self.state_features = state_features
 

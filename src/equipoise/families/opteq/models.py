@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict, Unpack
+from typing import Unpack
 
 from torch import nn
 
@@ -17,26 +17,14 @@ from equipoise.families.opteq.layer import (
     each_activation,
 )
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.gradients.base import Gradient
+from equipoise.layers.equilibrium import SolveOptions
 from equipoise.models.extractor import convolutional_extractor, residual_extractor
 from equipoise.models.factory import register_model
 from equipoise.models.head import ImageHead, PixelHead, PooledHead
 from equipoise.models.image_network import ImageNetwork
 from equipoise.operators import Composed, Operator, separable
-from equipoise.solvers.policy import OnFailure
-from equipoise.solvers.protocol import Solver
 
-__all__ = ["OptEqOptions", "SolveOptions"]
-
-
-class SolveOptions(TypedDict, total=False):
-    """How an equilibrium is found and differentiated; the documentation of `Equilibrium` explains it."""
-
-    solver: str | Solver
-    gradient: str | Gradient
-    tolerance: float
-    max_steps: int
-    on_failure: OnFailure
+__all__ = ["OptEqOptions"]
 
 
 class OptEqOptions(SolveOptions, total=False):
@@ -56,6 +44,11 @@ SMALL: OptEqOptions = {"tolerance": 1e-3, "max_steps": 50}
 
 LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
 """What networks for large images solve to: as the paper's looser implicit training does (OptEq, Table 8)."""
+
+
+def _solved_to(accuracy: OptEqOptions, options: OptEqOptions) -> OptEqOptions:
+    """The options with a model's own accuracy, unless the user gives the stopping rule in full."""
+    return options if options.get("stop") is not None else accuracy | options
 
 
 @register_model("opteq-digits")
@@ -128,7 +121,7 @@ def _pooled(
     features = features or channels
     return ImageNetwork(
         convolutional_extractor(input_shape[0], [features], stride=stride),
-        OptEqConv2d(features, channels, hidden, **(SMALL | options)),
+        OptEqConv2d(features, channels, hidden, **_solved_to(SMALL, options)),
         PooledHead(channels, grid, num_classes),
         input_shape,
         size_multiple=1,
@@ -151,7 +144,9 @@ def imagenet_small(
         **options: See `OptEqOptions`.
     """
     require_count("opteq-imagenet-small.layers", layers)
-    equilibrium = OptEqConv2d(512, 512, [512] * layers, separable=True, **(LARGE | options))
+    equilibrium = OptEqConv2d(
+        512, 512, [512] * layers, separable=True, **_solved_to(LARGE, options)
+    )
     _keep_scale(equilibrium)
     return ImageNetwork(
         residual_extractor(1, 256, 8),
@@ -180,7 +175,7 @@ def imagenet_mid(
     require_count("opteq-imagenet-mid.layers", layers)
     return ImageNetwork(
         residual_extractor(2, 512, 7),
-        _paired(512, layers, **(LARGE | options)),
+        _paired(512, layers, **_solved_to(LARGE, options)),
         ImageHead((512, 1024, 2048), num_classes),
         (3, 224, 224),
         size_multiple=1,
@@ -198,7 +193,7 @@ def _paired(
     bound: float = BOUND,
     regularizer: RegularizerLike | None = None,
     strength: float = 0.1,
-    **solving: Unpack[SolveOptions],
+    **solve: Unpack[SolveOptions],
 ) -> OptEqLayer:
     """Layers whose weights are two separable convolutions, the first with twice as many channels within."""
 
@@ -227,7 +222,7 @@ def _paired(
         bound=bound,
         start=True,
     )
-    equilibrium = OptEqLayer(cell, regularizer, strength, **solving)
+    equilibrium = OptEqLayer(cell, regularizer, strength, **solve)
     _keep_scale(equilibrium)
     return equilibrium
 
@@ -249,7 +244,7 @@ def cityscapes(*, num_classes: int = 19, **options: Unpack[OptEqOptions]) -> Ima
     """
     return ImageNetwork(
         convolutional_extractor(3, [64, 128, 256]),
-        OptEqConv2d(256, 256, (256, 512, 512), **(LARGE | options)),
+        OptEqConv2d(256, 256, (256, 512, 512), **_solved_to(LARGE, options)),
         PixelHead(256, num_classes, scale=8),
         (3, 512, 1024),
         size_multiple=8,
