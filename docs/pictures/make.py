@@ -118,15 +118,16 @@ def draw_contours() -> None:
                 weight.copy_(torch.linalg.qr(weight).Q @ torch.diag(_row(0.97, 0.4)) @ turned)
     x = 0.5 * torch.randn(1, 3, dtype=torch.float64)
     best = objective(layer, x).minimizer()[0]
-    side = torch.linspace(-3, 3, 161, dtype=torch.float64)
-    grid = torch.cartesian_prod(side, side) + best
-    height = objective(layer, x.expand(len(grid), 3)).merit(grid).reshape(161, 161).T
-    figure, axes = _figure(5.4, 4.8)
+    across = torch.linspace(-4.4, 4.4, 161, dtype=torch.float64)
+    up = torch.linspace(-2.9, 2.9, 121, dtype=torch.float64)
+    grid = torch.cartesian_prod(across, up) + best
+    height = objective(layer, x.expand(len(grid), 3)).merit(grid).reshape(161, 121).T
+    figure, axes = _figure(6.4, 4.4)
     low = float(height.min())
-    levels = [low + 0.05 * 1.55**k for k in range(12)]
-    axes.contourf(side + best[0], side + best[1], height, [low, *levels], cmap="Blues_r", alpha=0.6)
+    levels = [low + 0.05 * 1.55**k for k in range(13)]
+    axes.contourf(across + best[0], up + best[1], height, [low, *levels], cmap="Blues_r", alpha=0.6)
     for angle, colour in ((0.2, ORANGE), (2.3, GREEN), (4.3, VIOLET)):
-        start = best + 2.8 * _row(math.cos(angle), math.sin(angle))
+        start = best + _row(4.1 * math.cos(angle), 2.7 * math.sin(angle))
         plain = Equilibrium(layer.cell, solver="fixed_point", tolerance=1e-3, max_steps=500)
         plain(x, z0=start[None], trace=True)
         assert plain.last is not None
