@@ -90,10 +90,10 @@ def test_batches_of_all_ranks_are_the_batches_of_one_process() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 23])
 def test_batches_give_ranks_equal_work_when_shuffled_and_every_sample_when_not(world: int) -> None:
     shuffled = [order(rank=rank, world=world) for rank in range(world)]
-    assert len({len(part) for part in shuffled}) == 1
-    assert len({i for part in shuffled for i in part}) == 23 - 23 % world
+    assert len({len(rows) for rows in shuffled}) == 1
+    assert len({i for rows in shuffled for i in rows}) == 23 - 23 % world
     plain = [order(rank=rank, world=world, shuffle=False) for rank in range(world)]
-    assert sorted(i for part in plain for i in part) == list(range(23))
+    assert sorted(i for rows in plain for i in rows) == list(range(23))
 
 
 def test_batches_transform_ranks_differently() -> None:

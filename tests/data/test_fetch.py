@@ -108,13 +108,13 @@ def publish(folder: Path, target: Path, monkeypatch: pytest.MonkeyPatch) -> list
     )
     asked: list[str] = []
 
-    def watch(download: Download, place: Path) -> Path:
-        assert place == target
+    def spy(download: Download, folder: Path) -> Path:
+        assert folder == target
         asked.append(download.file)
-        return fetch(download, place)
+        return fetch(download, folder)
 
     monkeypatch.setattr(DATASETS["mnist"], "downloads", {"train": table})
-    monkeypatch.setattr("equipoise.data.reader.fetch", watch)
+    monkeypatch.setattr("equipoise.data.reader.fetch", spy)
     return asked
 
 

@@ -139,8 +139,8 @@ def test_random_damage_gives_data_errors_or_data(name: str, seed: int, tmp_path:
     for _ in range(60):
         path = files[random.integers(len(files))]
         data = bytearray(originals[path])
-        for place in random.integers(0, len(data), random.integers(1, 4)):
-            data[place] = random.integers(256)
+        for position in random.integers(0, len(data), random.integers(1, 4)):
+            data[position] = random.integers(256)
         path.write_bytes(
             data[: random.integers(1, len(data) + 1)] if random.random() < 0.2 else data
         )

@@ -276,8 +276,8 @@ def test_digits_split_is_stratified_and_covers_all() -> None:
     train, test = load_data("digits"), load_data("digits", "test")
     assert (len(train), len(test)) == (1438, 359)
     for label in range(10):
-        part = int((test.y == label).sum())
-        assert abs(part / (part + int((train.y == label).sum())) - 0.2) < 0.01
+        count = int((test.y == label).sum())
+        assert abs(count / (count + int((train.y == label).sum())) - 0.2) < 0.01
     assert train.x.min() == 0
     assert train.x.max() == 1
 
@@ -295,9 +295,9 @@ def test_gzip_of_several_members_is_read_whole(tmp_path: Path) -> None:
 
 def test_data_set_gives_some_of_its_samples_and_classes():
     data = load_data("digits", "test")
-    part = data.select_rows([5, 2])
-    assert torch.equal(part.x, data.x[[5, 2]])
-    assert part.y.tolist() == [int(data.y[5]), int(data.y[2])]
+    subset = data.select_rows([5, 2])
+    assert torch.equal(subset.x, data.x[[5, 2]])
+    assert subset.y.tolist() == [int(data.y[5]), int(data.y[2])]
     single = replace(
         data, x=None, y=None, sample=lambda i: (data.x[i], data.y[i]), count=len(data)
     ).select_rows([7])

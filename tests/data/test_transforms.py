@@ -194,8 +194,8 @@ def test_pad_crop_flip_gives_one_of_the_crops_that_slicing_gives_each_as_often()
 def test_pad_crop_flip_mirrors_as_often_as_asked(flip: float) -> None:
     x = torch.arange(4.0).reshape(1, 1, 1, 4).expand(4000, 1, 1, 4)
     out, _ = PadCropFlip(0, flip=flip)(x, torch.zeros(4000), generator=seeded())
-    share = float((out[:, 0, 0, 0] == 3).float().mean())
-    assert abs(share - flip) <= 4 * math.sqrt(flip * (1 - flip) / 4000)
+    fraction = float((out[:, 0, 0, 0] == 3).float().mean())
+    assert abs(fraction - flip) <= 4 * math.sqrt(flip * (1 - flip) / 4000)
 
 
 @pytest.mark.parametrize("size", [(5, 6), (20, 24), (3, 30)])

@@ -15,17 +15,17 @@ HARM = (
 
 
 def step_line(step: int, steps: int, generator: np.random.Generator) -> dict:
-    part = step / steps
+    progress = step / steps
     return {
         "kind": "step",
         "step": step,
         "epoch": 0,
-        "loss": 2.3 * math.exp(-4 * part) * generator.lognormal(0, 0.15),
-        "accuracy": 1 - 0.9 * math.exp(-5 * part),
-        "learning_rate": 1e-3 * (1 - part),
+        "loss": 2.3 * math.exp(-4 * progress) * generator.lognormal(0, 0.15),
+        "accuracy": 1 - 0.9 * math.exp(-5 * progress),
+        "learning_rate": 1e-3 * (1 - progress),
         "gradient_norm": generator.lognormal(0, 0.3),
-        "forward_steps": 6 + 3 * part,
-        "backward_steps": 4 + part,
+        "forward_steps": 6 + 3 * progress,
+        "backward_steps": 4 + progress,
         "forward_residual": 7e-4 * generator.lognormal(0, 0.2),
         "backward_residual": 5e-4 * generator.lognormal(0, 0.2),
         "forward_status": {"CONVERGED": 127, "MAX_STEPS": 1},

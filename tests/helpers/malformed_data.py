@@ -39,10 +39,10 @@ def cut(name: str, keep: int) -> Damage:
     return lambda folder: put(name, (folder / name).read_bytes()[:keep])(folder)
 
 
-def swap(name: str, place: int, data: bytes) -> Damage:
+def swap(name: str, position: int, data: bytes) -> Damage:
     def damage(folder: Path) -> None:
         content = bytearray((folder / name).read_bytes())
-        content[place : place + len(data)] = data
+        content[position : position + len(data)] = data
         (folder / name).write_bytes(content)
 
     return damage
@@ -50,8 +50,8 @@ def swap(name: str, place: int, data: bytes) -> Damage:
 
 def both(*damages: Damage) -> Damage:
     def damage(folder: Path) -> None:
-        for part in damages:
-            part(folder)
+        for damage in damages:
+            damage(folder)
 
     return damage
 
@@ -400,7 +400,7 @@ CSV_CASES: dict[str, tuple[Damage, str]] = {
     "word": (put("train.csv", b"a,b,y\n1,2,0\n1,red,0\n"), "row 3, column 'b' is 'red'"),
     "grouped": (put("train.csv", b"a,b,y\n1,1_0,0\n"), "row 2, column 'b' is '1_0'"),
     "nan label": (put("train.csv", b"a,y\n1,nan\n"), "row 2, column 'y' is 'nan'"),
-    "part label": (
+    "fractional label": (
         put("train.csv", b"a,y\n1,0\n1,0.5\n"),
         "row 3, column 'y' is '0.5'; labels must be whole",
     ),
@@ -435,7 +435,10 @@ NPZ_CASES: dict[str, tuple[Damage, str]] = {
         "row 3, column 1 is not a finite",
     ),
     "nan label": (put("train.npz", npz(x=FEATURES, y=npy([0, np.nan, 1]))), "row 2 has label nan"),
-    "part label": (put("train.npz", npz(x=FEATURES, y=npy([0, 1, 0.5]))), "row 3 has label 0.5"),
+    "fractional label": (
+        put("train.npz", npz(x=FEATURES, y=npy([0, 1, 0.5]))),
+        "row 3 has label 0.5",
+    ),
     "label count": (put("train.npz", npz(x=FEATURES, y=npy([0, 1]))), "2 labels for 3 samples"),
     "label shape": (
         put("train.npz", npz(x=FEATURES, y=npy(np.zeros((3, 2))))),

@@ -39,8 +39,8 @@ def leaves(tree: Any) -> list[Tensor]:
         return [tree]
     return [
         leaf
-        for part in (tree.values() if isinstance(tree, dict) else tree)
-        for leaf in leaves(part)
+        for branch in (tree.values() if isinstance(tree, dict) else tree)
+        for leaf in leaves(branch)
     ]
 
 

@@ -41,24 +41,24 @@ def opteq(
     return layer, torch.randn(batch, 4, dtype=torch.float64)
 
 
-def arrays(layer: OptEq, x: Tensor, place: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def arrays(layer: OptEq, x: Tensor, index: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """W, and c = U x + b for the whole batch, computed outside of the layer."""
-    inject = layer.layers.inputs[place]
-    W = layer.layers.operators[place].weight.detach().numpy()
+    inject = layer.layers.inputs[index]
+    W = layer.layers.operators[index].weight.detach().numpy()
     return W, x.numpy() @ inject.weight.detach().numpy().T + inject.bias.detach().numpy()
 
 
 class ReferenceLayer:
     """One layer of an OptEq written with torch's own functions: the adjoint comes from autograd."""
 
-    def __init__(self, layer, x: Tensor, place: int) -> None:
+    def __init__(self, layer, x: Tensor, index: int) -> None:
         cell = layer.layers
-        operator, self.activation = cell.operators[place], cell.activations[place]
+        operator, self.activation = cell.operators[index], cell.activations[index]
         self.parts = list(getattr(operator, "parts", [operator]))
-        self.weights = [own.detach() for own in cell.effective_weights()[place]]
-        self.c = cell.inputs[place](x).detach()
+        self.weights = [own.detach() for own in cell.effective_weights()[index]]
+        self.c = cell.inputs[index](x).detach()
         with torch.no_grad():
-            self.alpha, self.mu = float(cell.alpha[place]), cell.mu
+            self.alpha, self.mu = float(cell.alpha[index]), cell.mu
 
     def apply(self, z: Tensor) -> Tensor:
         for part, weight in zip(self.parts, self.weights, strict=True):
@@ -86,7 +86,7 @@ class ReferenceLayer:
 
 def reference(layer, x: Tensor) -> list[ReferenceLayer]:
     """The layers of an OptEq at an input."""
-    return [ReferenceLayer(layer, x, place) for place in range(len(layer.layers.operators))]
+    return [ReferenceLayer(layer, x, index) for index in range(len(layer.layers.operators))]
 
 
 def sigmoid(a: np.ndarray) -> np.ndarray:
