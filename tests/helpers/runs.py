@@ -94,11 +94,11 @@ def at_moment(moment: str, number: int, act: Callable[[], None]) -> Iterator[Non
             act()
 
     class Writer(io.BytesIO):
-        def __init__(self, part: Path, mode: str) -> None:
+        def __init__(self, partial: Path, mode: str) -> None:
             super().__init__()
-            self.name = _name(Path(part).name.removeprefix(".").rsplit(".", 2)[0])
+            self.name = _name(Path(partial).name.removeprefix(".").rsplit(".", 2)[0])
             pause(f"{self.name} open")
-            self.raw = io.FileIO(part, mode)
+            self.raw = io.FileIO(partial, mode)
 
         def flush(self) -> None:
             content = self.getvalue()
