@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import to_numpy
-from equipoise.core.validate import require_count, require_fraction
+from equipoise.core.validate import require_between, require_count, require_fraction
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
@@ -42,8 +42,7 @@ class Anderson(Solver):
     def __post_init__(self) -> None:
         require_count("Anderson.memory", self.memory)
         require_fraction("Anderson.damping", self.damping)
-        if not 0 <= self.plain_rate < 1:
-            raise ValueError(f"Anderson.plain_rate must be in [0, 1); got {self.plain_rate}.")
+        require_between("Anderson.plain_rate", self.plain_rate, 0, 1, "[)")
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Mix(self, z)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
-from equipoise.core.validate import require_count
+from equipoise.core.validate import require_between, require_count
 from equipoise.solvers.conjugate_gradient import ConjugateGradient
 from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.linear_problem import LinearProblem
@@ -44,8 +44,7 @@ class Newton(Solver):
     halvings: int = 8
 
     def __post_init__(self) -> None:
-        if not 0 < self.forcing < 1:
-            raise ValueError(f"Newton.forcing must be in (0, 1); got {self.forcing}.")
+        require_between("Newton.forcing", self.forcing, 0, 1, "()")
         require_count("Newton.inner_steps", self.inner_steps)
         require_count("Newton.halvings", self.halvings)
 
