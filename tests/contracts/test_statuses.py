@@ -1,4 +1,4 @@
-"""How a solve ended must be true: a thousand problems whose fate is known, and NaN at any moment."""
+"""Statuses are true: a thousand problems whose fate is known, and NaN at any moment."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,10 @@ AFFINE, LOGISTIC, SQUARE, EXPONENTIAL, ROOT, POLE = range(6)
 
 
 def step(z: Tensor, context: tuple[Tensor, ...]) -> Tensor:
-    """Each sample's own map. Arguments of the other samples are made harmless, so that no derivative is 0 times infinity."""
+    """Each sample's own map.
+
+    Arguments of the other samples are made harmless, so that no derivative is 0 times infinity.
+    """
     kind, A, c, rate = context
     is_a = kind[:, None] == torch.arange(6)
     value = torch.einsum("bij,bj->bi", A, z) + c
@@ -111,10 +114,10 @@ class Maker:
 
     def rotation(self) -> Sample:
         Q, turn = self.basis(), torch.zeros(WIDTH, WIDTH, dtype=torch.float64)
-        for place in (0, 2):
+        for index in (0, 2):
             angle = self.uniform(0.3, math.pi)
             cos, sin = math.cos(angle), math.sin(angle)
-            turn[place : place + 2, place : place + 2] = torch.tensor(
+            turn[index : index + 2, index : index + 2] = torch.tensor(
                 [[cos, -sin], [sin, cos]], dtype=torch.float64
             )
         return self.affine("rotation", Status.STALLED, Q @ turn @ Q.T, self.normal(WIDTH))
@@ -201,7 +204,7 @@ class Maker:
     def symmetric(
         self, low: float, high: float, family: str, fate: Status, top: float | None = None
     ) -> Sample:
-        """A symmetric positive semidefinite matrix with eigenvalues in [low, high], the first one `top`."""
+        """A symmetric matrix with eigenvalues in [low, high], the first one `top`; `low >= 0`."""
         Q = self.basis()
         share = torch.tensor([self.uniform(low, high) for _ in range(WIDTH)], dtype=torch.float64)
         share[0] = share[0] if top is None else top
@@ -599,7 +602,7 @@ def test_prediction_that_drifted_is_not_believed(name, max_steps, can_drop_rows)
 
 
 class Poison:
-    """The step `z = A z + c` of samples numbered in the context, NaN for one of them from a certain call on."""
+    """The step `z = A z + c` of samples numbered in the context; from some call on one is NaN."""
 
     def __init__(self, victim: int, call: int) -> None:
         self.victim, self.call, self.calls, self.struck = victim, call, 0, False

@@ -31,9 +31,7 @@ class Root(Cell):
         return z.sqrt() / 2 + context
 
 
-@pytest.mark.parametrize(
-    "adjoint", ["accelerated", "conjugate_gradient", "fixed_point", "neumann"]
-)
+@pytest.mark.parametrize("adjoint", ["accelerated", "conjugate_gradient", "fixed_point", "neumann"])
 @pytest.mark.parametrize("create_graph", [False, True])
 def test_failed_adjoint_that_stays_at_zero_gives_the_first_term(
     adjoint: str, create_graph: bool

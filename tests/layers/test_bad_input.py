@@ -265,7 +265,7 @@ def test_stop_refuses_other_nonsense() -> None:
             Stop(absolute=absolute)
     for growth in (1, 0.5, float("nan")):
         with pytest.raises(
-            ValueError, match=rf"^Stop.growth must be greater than 1; got {growth}\.$"
+            ValueError, match=rf"^Stop.growth must be in \(1, inf\]; got {growth}\.$"
         ):
             Stop(growth=growth)
 

@@ -1,4 +1,4 @@
-"""Sequential averaging: maps with many fixed points, and the one among them that is known to have the smallest regulariser."""
+"""Sequential averaging: maps with many fixed points, of which the one to find is known."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def numbers(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """A nonexpansive map, a regulariser, and its minimiser on the fixed points of the map, one row for each sample."""
+    """A nonexpansive map, a regulariser, and its minimiser on the map's fixed points, by sample."""
 
     step: Callable[[Tensor], Tensor]
     regularizer: str | Regularizer
@@ -83,7 +83,10 @@ def box(z: Tensor) -> Tensor:
 
 
 def corner(z: Tensor) -> Tensor:
-    """Averaged projections onto two half-spaces `n.z <= b` and a box, one after the other; its fixed points lie in all three."""
+    """Averaged projections onto two half-spaces `n.z <= b` and a box.
+
+    Its fixed points lie in all three.
+    """
     for n, b in zip(NORMALS, BOUNDS, strict=True):
         z = z - ((z @ n - b).clamp_min(0) / (n @ n))[:, None] * n
     return z.clamp(-1.0, 1.0)
@@ -200,8 +203,11 @@ def test_sam_with_its_defaults_comes_nearer_with_more_steps(name: str) -> None:
 
 
 def test_sam_is_accurate_where_nothing_pulls_aside() -> None:
-    """With `l2` the pull towards zero is part of the regulariser, and `beta` alone decides: on a plane the averaged step has its
-    fixed point at `1/(1 + beta gamma (1 + lambda)/(1 - beta))` times the answer."""
+    """With `l2` the pull towards zero belongs to the regulariser, and `beta` alone decides.
+
+    On a plane the averaged step has its fixed point at `1/(1 + beta gamma (1 + lambda)/(1 - beta))`
+    times the answer.
+    """
     known = CHOICES["l2 plane"]()
     sam = SAM("l2", rho=0.6, decay=0.15)
     solution = solve(known.step, known.start, sam, Stop(tolerance=2e-3, max_steps=5000))
@@ -254,7 +260,7 @@ def test_default_eta_is_that_of_the_theorem() -> None:
 
 @pytest.mark.parametrize("L", [0.1, 1.0, 30.0])
 def test_no_step_expands_at_the_largest_eta(L: float) -> None:
-    """`S_k` for a quadratic whose curvatures lie in [0, L]; beyond the bound some step would expand."""
+    """`S_k` for a quadratic whose curvatures lie in [0, L]; beyond it some step would expand."""
     sam = SAM(lambda z: z.sum(dim=1), lipschitz=L, eta=min(1.0, 3 * L))
     curvature = torch.linspace(0, L, 50)
     for k in (1, 2, 10, 1000):
@@ -439,7 +445,7 @@ def test_sam_gives_regularizers_the_shape_of_the_state(channels_last: bool) -> N
 
 
 class LeastSquares(Cell):
-    """`z = z - W^T (W z - x)/3`: its fixed points are the solutions of `W z = x`, of which there are many."""
+    """`z = z - W^T (W z - x)/3`, whose many fixed points are the solutions of `W z = x`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -494,7 +500,7 @@ def test_unrolled_sam_makes_exactly_its_steps() -> None:
 
 
 def test_unrolled_sam_learns_what_it_chooses() -> None:
-    """The derivative of the chosen equilibrium, the pseudo-inverse times the input, with respect to input and weight."""
+    """The derivative of the chosen equilibrium, the pseudo-inverse times the input."""
     layer = unrolled_layer("l2", 400, rho=0.6, decay=0.1, eta=0.1)
     x = numbers(3, 2).requires_grad_()
     weight = numbers(3, 4)
@@ -549,7 +555,7 @@ def test_unrolled_sam_refuses_damping() -> None:
     "gradient", [Implicit(), Phantom(30), JacobianFree()], ids=lambda g: type(g).__name__
 )
 def test_other_gradients_take_the_equilibrium_as_isolated(gradient) -> None:
-    """Where it is, the implicit derivative is right up to the distance of the iterate from the equilibrium."""
+    """Where it is, the implicit derivative is as near as the iterate is to the equilibrium."""
     layer = Equilibrium(
         Shrink(), SAM("l2", rho=0.8, decay=0.05), gradient, tolerance=1e-3, max_steps=4000
     )

@@ -15,10 +15,10 @@ PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
 
 
 def write_atomically(path: Path | str, content: bytes | str | Iterable[bytes | memoryview]) -> None:
-    """Write a file so that at every moment its place holds either all of the old content or all of the new.
+    """Write a file so that its path always holds either all of the old content or all of the new.
 
-    The content goes to a file beside it, `.NAME.XXXX.partial`, is brought to the disk, and takes
-    the place in one step.
+    The content goes to a file beside it, `.NAME.XXXX.partial`, is flushed to the disk, and is
+    renamed in one step.
 
     Args:
         path: The file; its folder must be there.
@@ -32,14 +32,14 @@ def write_atomically(path: Path | str, content: bytes | str | Iterable[bytes | m
         if isinstance(content, bytes)
         else content
     )
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with open(part, "xb") as file:
+        with open(partial, "xb") as file:
             for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, path)
+        os.replace(partial, path)
     except OSError as error:
         failure = OSError(
             f"{path}: could not be written ({error.strerror or error}); what was there before "
@@ -49,7 +49,7 @@ def write_atomically(path: Path | str, content: bytes | str | Iterable[bytes | m
         raise failure from error
     finally:
         with suppress(OSError):
-            part.unlink()
+            partial.unlink()
     _sync_folder(path.parent)
 
 

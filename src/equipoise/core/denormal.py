@@ -1,4 +1,4 @@
-"""Flush-to-zero of denormal floats, which slow long contractive back-propagation on CPUs five- to fourteen-fold."""
+"""Flush-to-zero of denormal floats, which slow long contractive back-propagation on CPUs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ __all__ = ["flush_denormals"]
 
 @contextmanager
 def flush_denormals() -> Iterator[bool]:
-    """Treat denormal floats as zero on this CPU within a `with` block, and restore the mode afterwards.
+    """Treat denormal floats as zero on this CPU within a `with` block.
 
-    Gradients pushed back through many contractive steps shrink geometrically until they are
-    denormal, and most CPUs handle denormals in microcode. The mode belongs to a thread, so set it
-    where the work is done. Yields whether the processor supports it.
+    The mode before it is restored afterwards. Gradients pushed back through many contractive steps
+    shrink geometrically until they are denormal, and most CPUs handle denormals in microcode, five
+    to fourteen times slower. The mode belongs to a thread, so set it where the work is done. Yields
+    whether the processor supports it.
     """
     tiny = torch.tensor([torch.finfo(torch.float32).tiny])
     before = bool((tiny / 2 == 0).item())

@@ -1,4 +1,4 @@
-"""The tensors a module depends on, made explicit: collected, and swapped for others during a call."""
+"""The tensors that a module depends on: collected, and swapped for others during a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ModuleTensors", "find_untracked_tensor"]
 
 
 class ModuleTensors:
-    """Every tensor that a module's forward may read through its attributes, with the places of its buffers.
+    """Every tensor that a module's forward may read through its attributes.
 
     These are the parameters and buffers of the module and its children, and plain tensor attributes
     that require gradients (a hyper-network's output, say). A tensor used in several places is
@@ -22,6 +22,10 @@ class ModuleTensors:
 
     Args:
         module: The module to look into.
+
+    Attributes:
+        tensors: The tensors.
+        buffers: Indices of those that are buffers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -44,16 +48,19 @@ class ModuleTensors:
                     tensor = slots[name]
                     if tensor is None:
                         continue
-                    place = seen.setdefault(id(tensor), len(self.tensors))
-                    if place == len(self.tensors):
+                    index = seen.setdefault(id(tensor), len(self.tensors))
+                    if index == len(self.tensors):
                         self.tensors.append(tensor)
-                    self._slots.append((slots, name, place))
+                    self._slots.append((slots, name, index))
                     if slots is child._buffers:
-                        self.buffers.add(place)
+                        self.buffers.add(index)
 
     def matches(self, tensors: Sequence[Tensor], *, values: bool = False) -> bool:
-        """Whether `tensors` are the very objects that the module holds now, or, for `values`, lie in the same memory."""
-        pairs = [(slots[name], tensors[place]) for slots, name, place in self._slots]
+        """Return whether `tensors` are the objects that the module holds now.
+
+        With `values`, others in the same memory will do.
+        """
+        pairs = [(slots[name], tensors[index]) for slots, name, index in self._slots]
         return all(own is other or (values and _is_alias(own, other)) for own, other in pairs)
 
     @contextmanager
@@ -61,8 +68,8 @@ class ModuleTensors:
         """Let the module use `tensors` in place of its own within a `with` block."""
         before = [(slots, name, slots[name]) for slots, name, _ in self._slots]
         try:
-            for slots, name, place in self._slots:
-                slots[name] = tensors[place]
+            for slots, name, index in self._slots:
+                slots[name] = tensors[index]
             yield
         finally:
             for slots, name, tensor in before:
@@ -80,7 +87,7 @@ def _is_alias(one: Tensor, other: Tensor) -> bool:
 
 
 def find_untracked_tensor(recorded: Tensor, known: Sequence[Tensor]) -> Tensor | None:
-    """Return a trainable tensor that `recorded` was computed from and that is not among `known`, if there is one."""
+    """Return a trainable tensor that `recorded` was computed from and that is not in `known`."""
     familiar = {id(tensor) for tensor in known}
     todo, seen = [recorded.grad_fn], set()
     while todo:

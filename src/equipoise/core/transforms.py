@@ -1,4 +1,4 @@
-"""Stepping out of what torch wraps around a call: compiled graphs, autocast, function transforms."""
+"""Stepping out of what torch wraps around a call: compiled graphs, autocast, transforms."""
 
 from __future__ import annotations
 
@@ -44,6 +44,6 @@ def full_precision(device: str) -> AbstractContextManager[object]:
 
 
 def is_wrapped(tensor: Tensor) -> bool:
-    """Whether a `torch.func` transform is at work on a tensor, so that it has no values of its own."""
+    """Return whether a `torch.func` transform is at work on a tensor, which then has no values."""
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return wrapped

@@ -1,4 +1,4 @@
-"""States and contexts are one tensor or a tree of tensors; solvers see a matrix with one row for each sample."""
+"""States and contexts as trees of tensors, and as the matrices that solvers see."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ __all__ = [
 ]
 
 Tree = Any
-"""One tensor, or tuples, lists and dictionaries of trees; a context may also hold `None` and `Shared` leaves."""
+"""One tensor, or tuples, lists and dictionaries of trees.
+
+A context may also hold `None` and `Shared` leaves.
+"""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A context tensor that belongs to the whole batch, such as weights normalised once for each solve.
+    """A context tensor of the whole batch, such as weights normalised once for each solve.
 
     `Cell.inject` returns it wrapped; `Cell.step` receives the bare tensor. Its rows are never
     dropped.
@@ -39,7 +42,7 @@ class Shared:
 
 
 class Structure:
-    """The shape of a tree: takes it apart into tensors and puts other tensors back in their places.
+    """The shape of a tree: takes it apart into tensors and rebuilds it from others.
 
     Args:
         tree: The tree to describe.
@@ -54,10 +57,10 @@ class Structure:
 
     def _describe(self, tree: Tree) -> Callable[[Sequence[Tensor]], Tree]:
         if isinstance(tree, Tensor | Shared):
-            place = len(self.leaves)
+            index = len(self.leaves)
             self.leaves.append(tree.tensor if isinstance(tree, Shared) else tree)
             self.shared.append(isinstance(tree, Shared))
-            return lambda tensors: tensors[place]
+            return lambda tensors: tensors[index]
         if tree is None:
             return lambda _: None
         if isinstance(tree, dict):
@@ -137,7 +140,10 @@ class Layout:
         )
 
     def pack(self, state: Tree, owner: str = "Cell.step", samples: int | None = None) -> Tensor:
-        """Return a state as a matrix, after checking that it has this layout's shapes, dtype and device, and `samples` rows."""
+        """Return a state as a matrix.
+
+        Raises unless it has this layout's shapes, dtype and device, and `samples` rows.
+        """
         if self._single and isinstance(state, Tensor):
             if (
                 self._matrix
@@ -242,8 +248,8 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
     """Whether a tensor lies in the memory of one of the others."""
-    place = tensor.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == place for other in others)
+    address = tensor.untyped_storage().data_ptr()
+    return any(other.untyped_storage().data_ptr() == address for other in others)
 
 
 def row_norm(matrix: Tensor) -> Tensor:

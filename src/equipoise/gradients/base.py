@@ -20,7 +20,7 @@ __all__ = ["GRADIENTS", "Gradient", "Plan"]
 
 @dataclass
 class Plan:
-    """One forward solve and the backward solves through it: what is solved, how, and who hears of it.
+    """One forward solve and the backward solves through it: what is solved, and how.
 
     Attributes:
         equation: The equation on matrices.
@@ -46,7 +46,7 @@ class Plan:
     solution: Solution | None = field(default=None, init=False)
 
     def solve(self, problem: Problem, z0: Tensor) -> Tensor:
-        """Return the equilibrium of the equation with its arguments, without recording gradients."""
+        """Return the solution of the equation with its arguments, without recording gradients."""
         if self.steps_made:
             flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
         else:

@@ -29,9 +29,9 @@ __all__ = ["Implicit"]
 class Implicit(Gradient):
     """Solve the adjoint equation `v = J^T v + g`, then pull `v` back through one step.
 
-    See Bai et al. (2019). Exact up to the tolerance of the two solves, in constant memory. The adjoint equation is an
-    equilibrium itself, so its own derivatives follow in the same way, and second and higher
-    derivatives are exact too. Forward mode solves `t = J t + d`.
+    See Bai et al. (2019). Exact up to the tolerance of the two solves, in constant memory. The
+    adjoint equation is an equilibrium itself, so its own derivatives follow in the same way, and
+    second and higher derivatives are exact too. Forward mode solves `t = J t + d`.
 
     Args:
         solver: A solver or its name; `auto` picks from what the cell declares (see

@@ -20,10 +20,10 @@ def frobenius_penalty(
     samples: int = 1,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Estimate `|J|_F^2 / width` for each sample, differentiably (Hutchinson, 1990; Bai et al., 2021).
+    """Estimate `|J|_F^2 / width` for each sample, differentiably.
 
-    `E |J^T v|^2 = |J|_F^2` for `v ~ N(0, I)`. Add its mean, times a small weight, to a training
-    loss.
+    See Hutchinson (1990) and Bai et al. (2021). `E |J^T v|^2 = |J|_F^2` for `v ~ N(0, I)`. Add its
+    mean, times a small weight, to a training loss.
 
     Args:
         step: `z -> f(z)`; for a layer, `layer.map(x)`.

@@ -19,14 +19,15 @@ __all__ = ["JacobianFree", "Phantom"]
 @GRADIENTS.register("phantom")
 @dataclass(frozen=True)
 class Phantom(Gradient):
-    """Record `steps` damped steps from the detached equilibrium (unrolled phantom gradient; Geng et al., 2021).
+    """Record `steps` damped steps from the detached equilibrium.
 
-    The gradient is `sum_k M^k damping df`, `M = (1 - damping) I + damping J^T`, cut after `steps`
-    terms: a descent direction, not the derivative. Memory grows with `steps`.
+    The unrolled phantom gradient (Geng et al., 2021) is `sum_k M^k damping df`,
+    `M = (1 - damping) I + damping J^T`, cut after `steps` terms: a descent direction, not the
+    derivative. Memory grows with `steps`.
 
     Args:
         steps: Recorded steps.
-        damping: Share of the new value in (0, 1].
+        damping: Weight of the new value, in (0, 1].
     """
 
     steps: int = 5
@@ -48,7 +49,10 @@ class Phantom(Gradient):
 @GRADIENTS.register("jacobian_free")
 @dataclass(frozen=True)
 class JacobianFree(Gradient):
-    """Record one step at the detached equilibrium, as if `J` were zero (Fung et al., 2021): the first term of the series."""
+    """Record one step at the detached equilibrium, as if `J` were zero (Fung et al., 2021).
+
+    The gradient is the first term of the series.
+    """
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
         return plan.equation.bind(args)(find_detached(plan, z0, args))

@@ -22,7 +22,7 @@ __all__ = ["Unrolled"]
 @GRADIENTS.register("unrolled")
 @dataclass(frozen=True)
 class Unrolled(Gradient):
-    """Make exactly `steps` recorded fixed-point steps from the start, and differentiate through all of them.
+    """Record exactly `steps` fixed-point steps from the start, and differentiate through them.
 
     The layer's solver is not used, unless it is `SAM`, which chooses among equilibria: then the
     recorded steps are its own (OptEq, eq. 12). Memory grows with `steps`. The derivative is that of
@@ -30,7 +30,7 @@ class Unrolled(Gradient):
 
     Args:
         steps: Recorded steps.
-        damping: Share of the new value in (0, 1]; must be 1 with `SAM`, which averages.
+        damping: Weight of the new value, in (0, 1]; must be 1 with `SAM`, which averages.
     """
 
     steps: int = 20

@@ -18,12 +18,12 @@ __all__ = ["Accelerated"]
 @SOLVERS.register("accelerated")
 @dataclass(frozen=True)
 class Accelerated(Solver):
-    """Accelerated gradient on the merit function of a symmetric cell (Nesterov, 1983), with restarts (O'Donoghue & Candes, 2015).
+    """Accelerated gradient on the merit function of a symmetric cell, with restarts.
 
-    If the Jacobian of `f` is symmetric with eigenvalues in [0, 1], then `z - f(z)` is the gradient
-    of a convex function with unit curvature at most, and `x_new = f(y)`,
-    `y_new = x_new + k / (k + 3) (x_new - x)` is the accelerated method. The momentum of a sample
-    starts again when it points uphill.
+    See Nesterov (1983), and O'Donoghue & Candes (2015) for the restarts. If the Jacobian of `f` is
+    symmetric with eigenvalues in [0, 1], then `z - f(z)` is the gradient of a convex function with
+    unit curvature at most, and `x_new = f(y)`, `y_new = x_new + k / (k + 3) (x_new - x)` is the
+    accelerated method. The momentum of a sample starts again when it points uphill.
     """
 
     needs_symmetric = True

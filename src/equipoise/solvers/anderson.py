@@ -21,8 +21,9 @@ __all__ = ["Anderson"]
 @SOLVERS.register("anderson")
 @dataclass(frozen=True)
 class Anderson(Solver):
-    """Mix the last `memory` values of the map so that the mixed residual is smallest (type II; Walker & Ni, 2011).
+    """Mix the last `memory` values of the map so that the mixed residual is smallest.
 
+    Anderson acceleration of type II (Walker & Ni, 2011):
     `z <- sum_i a_i (z_i + damping g_i)`, `g_i = f(z_i) - z_i`, with `a = argmin |sum_i a_i g_i|`
     under `sum_i a_i = 1`, separately for each sample. The Gram matrix is scaled to unit diagonal,
     because residuals of a converging solve span many orders of magnitude, and shifted by machine
@@ -30,7 +31,7 @@ class Anderson(Solver):
 
     Args:
         memory: Pairs kept; 1 is plain fixed-point iteration.
-        damping: Share of the residual added, in (0, 1].
+        damping: Fraction of the residual added, in (0, 1].
         plain_rate: Mixing costs as much as a small cell, so a sample takes plain steps as long as
             each shrinks its residual below this fraction. 0 mixes from the start.
     """
@@ -49,10 +50,10 @@ class Anderson(Solver):
 
 
 class _Mix(Rule):
-    """Gaps are stored with unit length, so that the Gram matrix needs no scaling; `inverse` holds their lengths' inverses.
+    """Stores gaps with unit length, so that the Gram matrix needs no scaling.
 
-    Places not used yet hold zeros and a unit diagonal, and so get no share: all operations have one
-    shape from the first step on.
+    `inverse` holds the inverses of their lengths. Slots not used yet hold zeros and a unit
+    diagonal, and so get no weight: all operations have one shape from the first step on.
     """
 
     def __init__(self, solver: Anderson, z: Tensor) -> None:
@@ -63,25 +64,25 @@ class _Mix(Rule):
         self.smallest = limits.tiny
         self.diagonal = 1 + solver.memory * limits.eps
         self.count = 0
-        self.slow = np.full(
-            len(z), self.plain_rate == 0
-        )  # samples for which plain steps are too slow
-        self.resting = np.zeros(len(z), dtype=bool)  # samples that mixing has not helped lately
+        # Samples for which plain steps are too slow, and those that mixing has not helped lately.
+        self.slow = np.full(len(z), self.plain_rate == 0)
+        self.resting = np.zeros(len(z), dtype=bool)
         self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self.values = self.gaps = self.gram = self.inverse = z.new_empty(0)
 
     def _all_plain(self, size: np.ndarray) -> bool:
-        """Note which samples have become slow; whether none has, so that there is nothing to mix."""
+        """Note which samples have become slow; return whether none has."""
         if self.before is not None:
             self.slow |= ~(size <= self.plain_rate * self.before)
         self.before = size
         return not self.slow.any()
 
     def _rest(self, size: np.ndarray) -> None:
-        """Let samples whose residual has not fallen by a tenth go plainly for `memory` steps, with their past forgotten.
+        """Let samples whose residual has not fallen by a tenth take `memory` plain steps.
 
-        Mixing goes to where the residual is smallest nearby, which need not be an equilibrium.
+        Their past is forgotten. Mixing goes to where the residual is smallest nearby, which need
+        not be an equilibrium.
         """
         if self.mark is not None:
             self.resting = ~(size < 0.9 * self.mark) & ~self.resting
@@ -102,29 +103,28 @@ class _Mix(Rule):
             self._allocate(at.z)
         if self.count % self.memory == 0:
             self._rest(to_numpy(at.size))
-        place = self.count % self.memory
+        slot = self.count % self.memory
         self.count += 1
         inverse = at.size.clamp_min(self.smallest).reciprocal_()
         unit = at.gap * inverse.unsqueeze(1)
-        self.gaps[:, place] = unit
-        self.values[:, place] = value
+        self.gaps[:, slot] = unit
+        self.values[:, slot] = value
         mixing = self.slow & ~self.resting
         if not mixing.all():
-            # Nothing but the present counts for samples that go plainly.
+            # For samples that take plain steps nothing but the present counts.
             self.inverse *= torch.from_numpy(mixing).to(self.inverse.device).unsqueeze(1)
-        self.inverse[:, place] = inverse
+        self.inverse[:, slot] = inverse
         products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
-        products[:, place] = self.diagonal
-        self.gram[:, place] = products
-        self.gram[:, :, place] = products
+        products[:, slot] = self.diagonal
+        self.gram[:, slot] = products
+        self.gram[:, :, slot] = products
         if self.count == 1:
             return Move(value)
         weight = self.inverse / self.inverse.amax(dim=1, keepdim=True)
-        share = weight.mul_(
-            torch.linalg.solve_ex(self.gram, weight)[0]
-        )  # in place: the solution is not contiguous, and bmm minds
-        share /= share.sum(dim=1, keepdim=True)
-        return Move(torch.bmm(share.unsqueeze(1), self.values).squeeze(1))
+        # In place, because the solution is not contiguous, and bmm is faster on what is.
+        weight.mul_(torch.linalg.solve_ex(self.gram, weight)[0])
+        weight /= weight.sum(dim=1, keepdim=True)
+        return Move(torch.bmm(weight.unsqueeze(1), self.values).squeeze(1))
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
         if self.count:

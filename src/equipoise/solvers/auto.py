@@ -11,7 +11,10 @@ from equipoise.solvers.protocol import Solver
 __all__ = ["pick_adjoint", "pick_forward"]
 
 EASY = 0.3
-"""With a Lipschitz bound this small, plain iteration gains a digit in two steps and nothing can pay for itself."""
+"""With a Lipschitz bound this small, plain iteration gains a digit in two steps.
+
+Nothing else can pay for itself.
+"""
 
 
 def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
@@ -26,7 +29,10 @@ def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
 
 
 def pick_adjoint(*, symmetric: bool, lipschitz: float | None) -> Solver:
-    """Return the Neumann series for a Lipschitz bound of at most 0.3, conjugate gradient for symmetric cells, else Anderson."""
+    """Return the Neumann series, conjugate gradient or Anderson.
+
+    The first for a Lipschitz bound of at most 0.3, the second for symmetric cells.
+    """
     if lipschitz is not None and lipschitz <= EASY:
         return Neumann()
     return ConjugateGradient() if symmetric else Anderson(memory=8, plain_rate=0.75)

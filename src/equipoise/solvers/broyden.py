@@ -20,11 +20,12 @@ __all__ = ["Broyden"]
 @SOLVERS.register("broyden")
 @dataclass(frozen=True)
 class Broyden(Solver):
-    """Good Broyden method on `g(z) = f(z) - z` from the model Jacobian `-I` (Broyden, 1965; Kelley, 1995, section 7.3).
+    """Good Broyden method on `g(z) = f(z) - z`, from the model Jacobian `-I`.
 
-    The inverse model is `H = I + sum_i u_i v_i^T`, so that the step is `s = H g`. After it, with
-    `w = H g_new`, `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step. After
-    `memory` updates it starts again from `I`.
+    See Broyden (1965) and Kelley (1995, section 7.3). The inverse model is
+    `H = I + sum_i u_i v_i^T`, so that the step is `s = H g`. After it, with `w = H g_new`,
+    `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step. After `memory`
+    updates it starts again from `I`.
 
     Args:
         memory: Updates kept; memory grows with this number, not with the number of steps.

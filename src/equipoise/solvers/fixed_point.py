@@ -24,7 +24,7 @@ class FixedPoint(Solver):
     Converges for contractions; for nonexpansive maps when `damping < 1`.
 
     Args:
-        damping: Share of the new value in (0, 1].
+        damping: Weight of the new value, in (0, 1].
     """
 
     damping: float = 1.0

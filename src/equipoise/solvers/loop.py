@@ -1,4 +1,4 @@
-"""The one loop that runs every solver: it watches each sample, stops it, lets it leave the work, and says how it ended."""
+"""The one loop that runs every solver: it monitors each sample, stops it, and says how it ended."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def run(
 
 @torch.no_grad()
 def judge(problem: Problem, z: Tensor, solver: Solver, stop: Stop, steps: int) -> Solution:
-    """Return what is true of `z` after `steps` updates made elsewhere: converged, short of it, or not finite."""
+    """Return what is true of `z` after `steps` updates made elsewhere.
+
+    Each sample has converged, has not yet, or is not finite.
+    """
     f = problem(z)
     residual, scale = row_norm(f - z), problem.scale(f)
     status = torch.where(
@@ -105,7 +108,10 @@ def _drive(
 
 
 def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:
-    """Recompute the residuals of a solver that predicts them; samples that drifted go on from where they are."""
+    """Recompute the residuals of a solver that predicts them.
+
+    Samples that have drifted continue from where they are.
+    """
     before = torch.full_like(solution.residual, torch.inf)
     while True:
         z = solution.value
@@ -124,13 +130,13 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
         if left < 1:
             solution.status[rows] = int(Status.MAX_STEPS)
             return
-        part = rows if problem.can_drop_rows else torch.arange(len(z), device=z.device)
+        again_rows = rows if problem.can_drop_rows else torch.arange(len(z), device=z.device)
         again = _drive(
-            problem.select_rows(part),
-            z[part],
+            problem.select_rows(again_rows),
+            z[again_rows],
             solver,
             replace(stop, max_steps=left),
-            f[part],
+            f[again_rows],
             False,
         )
         again = again if problem.can_drop_rows else again.rows(rows)

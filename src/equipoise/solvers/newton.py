@@ -27,16 +27,17 @@ REST = 5
 @SOLVERS.register("newton")
 @dataclass(frozen=True)
 class Newton(Solver):
-    """Solve `(I - J) d = f(z) - z` roughly and go along `d` (Qi & Sun, 1993; inexact: Dembo, Eisenstat & Steihaug, 1982).
+    """Solve `(I - J) d = f(z) - z` roughly, and step along `d`.
 
-    The inner solver is conjugate gradient for symmetric cells and GMRES otherwise. The step is
-    halved until the residual falls enough; where it never does, plain steps `f(z)` are taken for a
-    while, since the residual may have to rise before it can fall.
+    Semismooth (Qi & Sun, 1993) and inexact (Dembo, Eisenstat & Steihaug, 1982). The inner solver is
+    conjugate gradient for symmetric cells and GMRES otherwise. The step is halved until the
+    residual falls enough; where it never does, plain steps `f(z)` are taken for a while, since the
+    residual may have to rise before it can fall.
 
     Args:
         forcing: Relative residual of the inner solves.
         inner_steps: Steps of an inner solve at most.
-        halvings: Trials of the line search at most.
+        halvings: Halvings of the line search at most.
     """
 
     forcing: float = 0.1
@@ -59,9 +60,8 @@ class _Search(Rule):
         self.inner: Solver = ConjugateGradient() if problem.symmetric else GMRES()
         self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
         self.local: Linearization | None = None
-        self.rest: Tensor | None = (
-            None  # plain steps that each sample has still to take, as a column
-        )
+        # Plain steps that each sample has still to take, as a column.
+        self.rest: Tensor | None = None
 
     def advance(self, at: Point) -> Move:
         z, gap = at.z, at.gap

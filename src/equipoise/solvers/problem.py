@@ -40,7 +40,9 @@ class Linearization:
 def linearize_by_autograd(
     step: Callable[[Tensor], Tensor], z: Tensor, twice: Callable[[Tensor], Tensor] | None = None
 ) -> Linearization:
-    """Linearise `step` at `z` by recording it once; `J v` is the derivative of `u -> J^T u`, which is linear in `u`.
+    """Linearise `step` at `z` by recording it once.
+
+    `J v` is the derivative of `u -> J^T u`, which is linear in `u`.
 
     Args:
         step: The map.
@@ -107,7 +109,7 @@ class Equation(ABC):
         """Return `z -> f(z, args)`."""
 
     def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
-        """Return `z -> f(z, args)` in a form that can be differentiated twice, where `bind` gives one that cannot."""
+        """Return `z -> f(z, args)` in a form that can be differentiated twice, if `bind` cannot."""
         return None
 
     def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
@@ -115,7 +117,10 @@ class Equation(ABC):
         return None
 
     def unpack(self, z: Tensor) -> Tree:
-        """Return rows as the state that they stand for; with coupled samples, the one row as the whole batch."""
+        """Return rows as the state that they stand for.
+
+        With coupled samples there is one row, the whole batch.
+        """
         return z if self.layout is None else self.layout.unpack(z)
 
     def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
@@ -166,7 +171,7 @@ class Problem(ABC):
 
     @abstractmethod
     def with_args(self, args: Sequence[Tensor]) -> Problem:
-        """Return the same equation with other arguments; it can be differentiated in all of them."""
+        """Return the same equation with other arguments, in all of which it is differentiable."""
 
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""

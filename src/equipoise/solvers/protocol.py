@@ -1,7 +1,8 @@
-"""What every solver shares: when to stop, how a solve ended, and the shape of an update rule."""
+"""What every solver shares: when to stop, how a solve ended, and the form of an update rule."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.core.tree import Tree, row_norm
-from equipoise.core.validate import require_count, require_positive
+from equipoise.core.validate import require_between, require_count, require_positive
 
 if TYPE_CHECKING:
     from equipoise.solvers.problem import Problem
@@ -22,14 +23,17 @@ __all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "
 
 
 class Status(IntEnum):
-    """How the solve of one sample ended. The residual |f(z) - z| decides, never the length of the last step."""
+    """How the solve of one sample ended.
+
+    The residual `|f(z) - z|` decides, never the length of the last step.
+    """
 
     CONVERGED = 0
     """The residual reached the tolerance."""
     MAX_STEPS = 1
     """The steps ran out while the residual was still falling, or too early to tell."""
     STALLED = 2
-    """The residual stopped falling above the tolerance: a cycle, a singular problem, or the limit of the dtype."""
+    """The residual stopped falling: a cycle, a singular problem, or the limit of the dtype."""
     DIVERGED = 3
     """The residual grew and kept growing, or the iterate ran far away."""
     NONFINITE = 4
@@ -38,14 +42,16 @@ class Status(IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """When a solve is over: a sample has converged if `|f(z) - z| <= absolute + tolerance * |f(z)|`.
+    """When a solve is over.
+
+    A sample has converged if `|f(z) - z| <= absolute + tolerance * |f(z)|`.
 
     Args:
         tolerance: Relative residual to reach.
         absolute: Residual that is always small enough; lets equilibria at zero converge.
         max_steps: Updates made at most.
-        patience: Updates without a fall of the best residual by a thousandth in all after which a
-            sample is given up.
+        patience: A sample has stalled if its best residual has not fallen by a thousandth in this
+            many updates.
         growth: A residual or an iterate this many times larger than the start's own scale counts as
             divergence at once.
         check_every: Updates between two looks at the residuals; looking makes a GPU wait. By
@@ -64,19 +70,23 @@ class Stop:
         require_positive("Stop.absolute", self.absolute, or_zero=True)
         for name in ("max_steps", "patience"):
             require_count(f"Stop.{name}", getattr(self, name))
-        if not self.growth > 1:
-            raise ValueError(f"Stop.growth must be greater than 1; got {self.growth}.")
+        require_between("Stop.growth", self.growth, 1, math.inf, "(]")
         if self.check_every is not None:
             require_count("Stop.check_every", self.check_every)
 
     def target(self, scale: Any) -> Any:
-        """Return the residual at which a sample of this scale has converged; for tensors, arrays and numbers alike."""
+        """Return the residual at which a sample of this scale has converged.
+
+        For tensors, arrays and numbers alike.
+        """
         return self.absolute + self.tolerance * scale
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The path of a solve, one entry for each look at the residuals; a finished sample stays where it ended.
+    """The path of a solve, one entry for each look at the residuals.
+
+    A finished sample stays where it ended.
 
     Attributes:
         residual: Relative residuals, shape (looks, batch).
@@ -119,7 +129,7 @@ class Solution:
         return self.status == Status.CONVERGED
 
     def rows(self, rows: Tensor) -> Solution:
-        """Return the outcome of some samples of a state that is one tensor."""
+        """Return the solution of some samples, for a state that is one tensor."""
         return Solution(
             self.value[rows],
             self.status[rows],
@@ -205,7 +215,9 @@ class Rule(ABC):
 
 
 class Solver(ABC):
-    """One update rule and its settings; `equipoise.solvers.loop` runs it. Concrete solvers are final: compose them.
+    """One update rule and its settings; `equipoise.solvers.loop` runs it.
+
+    Concrete solvers are final: compose them.
 
     Attributes:
         linear: Whether it solves affine equations only (the adjoint of an equilibrium, a Newton

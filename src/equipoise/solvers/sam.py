@@ -20,8 +20,9 @@ __all__ = ["SAM"]
 @final
 @dataclass(frozen=True)
 class SAM(Solver):
-    """Approach the fixed point with the smallest `R`: `z_k = beta_k S_k(z_{k-1}) + (1 - beta_k) f(z_{k-1})` (OptEq, eq. 11).
+    """Approach the fixed point with the smallest `R` (OptEq, eq. 11).
 
+    `z_k = beta_k S_k(z_{k-1}) + (1 - beta_k) f(z_{k-1})`,
     `S_k(z) = z - gamma (grad R(z) + lambda_k z)` with `beta_k = eta/k^rho`,
     `lambda_k = eta/k^decay` and `gamma = 1/(2 L)`, `L = lipschitz`: sequential averaging (Xu,
     2004), which has nothing to do with sharpness-aware minimisation. If `f` is nonexpansive, `R` is

@@ -16,7 +16,7 @@ __all__ = ["check_context", "solve", "unpack_solution"]
 
 
 class Function(Equation):
-    """A plain function `step(z)` or `step(z, context)` on state trees, as an equation on matrices."""
+    """A plain function `step(z)` or `step(z, context)` of trees, as an equation on matrices."""
 
     layout: Layout
 
@@ -69,11 +69,11 @@ def solve(
     coupled: bool = False,
     trace: bool = False,
 ) -> Solution:
-    """Solve `z = step(z)`, or `z = step(z, context)`, for each sample of a batch, without recording gradients.
+    """Solve `z = step(z)`, or `z = step(z, context)`, for each sample of a batch.
 
-    With a `context`, finished samples leave the work and the rows of the context leave with them.
-    Without one the step may close over tensors whose rows cannot be dropped, so finished samples
-    are frozen but stay in the batch.
+    No gradients are recorded. With a `context`, finished samples leave the work and the rows of the
+    context leave with them. Without one the step may close over tensors whose rows cannot be
+    dropped, so finished samples are frozen but stay in the batch.
 
     Args:
         step: The map.
@@ -91,9 +91,8 @@ def solve(
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
-    return unpack_solution(
-        replace(flat, value=flat.value.clone()), layout
-    )  # a step may return somebody else's memory
+    # Cloned, because a step may return somebody else's memory.
+    return unpack_solution(replace(flat, value=flat.value.clone()), layout)
 
 
 def unpack_solution(flat: Solution, layout: Layout | None) -> Solution:
