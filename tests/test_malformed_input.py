@@ -513,10 +513,10 @@ STATES: dict[str, Change] = {
     "task a list": lambda state: state["data"].update(task=[1]),
     "ignore text": lambda state: state["data"].update(ignore="x"),
 }
-PLACES: dict[str, Change] = {
+POSITIONS: dict[str, Change] = {
     "no position": lambda state: state.pop("position"),
-    "place a list": lambda state: state.update(place=[1]),
-    "place text": lambda state: state.update(place="x"),
+    "position a list": lambda state: state.update(position=[1]),
+    "position text": lambda state: state.update(position="x"),
     "step text": lambda state: state["position"].update(step="x"),
     "step negative": lambda state: state["position"].update(step=-1),
     "epoch a list": lambda state: state["position"].update(epoch=[]),
@@ -542,12 +542,12 @@ def test_kept_weights_with_a_strange_state_are_refused(
         assert str(run) in refused(run.parent, capsys, *commands(run)[name]), name
 
 
-@pytest.mark.parametrize("case", PLACES)
+@pytest.mark.parametrize("case", POSITIONS)
 def test_checkpoints_with_a_strange_state_are_refused(
     case: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (run / "checkpoints").iterdir():
-        rewritten(PLACES[case])(path)
+        rewritten(POSITIONS[case])(path)
     assert str(run) in refused(run.parent, capsys, *commands(run)["resume"])
 
 
