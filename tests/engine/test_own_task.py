@@ -59,7 +59,7 @@ class Age(Task):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         if output.shape != (len(target), 1):
-            raise self._fail("output", "have one number for each sample", tuple(output.shape))
+            raise self.mismatch("output", "have one number for each sample", tuple(output.shape))
 
     def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
         return [Number(float(value)) for value in output[:, 0]]

@@ -182,7 +182,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     outputs = task.outputs(seen)
     known, options = model_options(config.model.name), dict(config.model.options)
     if "input_shape" in known:
-        options.setdefault("input_shape", list(seen.shape))
+        options.setdefault("input_shape", seen.shape)
     if "num_classes" in known and outputs is not None:
         given = options.setdefault("num_classes", outputs)
         if given != outputs:

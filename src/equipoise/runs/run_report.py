@@ -107,8 +107,9 @@ def _solve(layer: Equilibrium, features: Tensor) -> SolvePath:
     except ValueError as error:  # layers that solve no problem that one can write down say so
         description = str(error)
     try:
-        certificate = str(certify(layer))
-    except (ValueError, ArithmeticError) as error:
+        found = certify(layer, strict=False)
+        certificate = str(found) if found.holds else f"{found}\n{found.remedy}".strip()
+    except (ValueError, ArithmeticError) as error:  # weights that are not finite
         certificate = str(error)
     return SolvePath(exact.last.trace.residual[:, 0].tolist(), value, description, certificate)
 

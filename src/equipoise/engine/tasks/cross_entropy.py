@@ -59,11 +59,11 @@ class _CrossEntropy(Task):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         if target.is_floating_point():
-            raise self._fail("target", "hold whole numbers", target.dtype)
+            raise self.mismatch("target", "hold whole numbers", target.dtype)
         moved = self._classes_last(output) if output.dim() == target.dim() + 1 else output
         if moved.shape != (*target.shape, self.classes):
             targets = " x ".join(map(str, target.shape))
-            raise self._fail(
+            raise self.mismatch(
                 "output",
                 f"have {self.classes} numbers for each of {targets} targets",
                 f"shape {tuple(output.shape)}",
@@ -71,7 +71,7 @@ class _CrossEntropy(Task):
             )
         known = target if self.ignore is None else target[target != self.ignore]
         if known.numel() and (int(known.min()) < 0 or int(known.max()) >= self.classes):
-            raise self._fail(
+            raise self.mismatch(
                 "target",
                 f"be in 0 to {self.classes - 1}",
                 f"{int(known.min())} to {int(known.max())}",

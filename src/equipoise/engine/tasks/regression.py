@@ -88,12 +88,12 @@ class BinaryRegression(Task):
             or target.dim() != 1
             or (len(target) and not 0 <= int(target.min()) <= int(target.max()) <= 1)
         ):
-            raise self._fail(
+            raise self.mismatch(
                 "target",
                 "be classes 0 and 1, shape (batch,)",
                 f"{target.dtype} of shape {tuple(target.shape)}",
             )
         if output.shape not in ((len(target), 1), (len(target),)):
-            raise self._fail(
+            raise self.mismatch(
                 "output", "have one number for each sample", f"shape {tuple(output.shape)}"
             )

@@ -74,14 +74,14 @@ class Restoration(Task):
 
     def check(self, output: Tensor, target: Tensor) -> None:
         if not target.is_floating_point() or target.dim() != 4:
-            raise self._fail(
+            raise self.mismatch(
                 "target",
                 "be clean images of floats",
                 f"{target.dtype} of shape {tuple(target.shape)}",
                 "Set data.noise, or put AddNoise(sigma) into the transform.",
             )
         if output.shape != target.shape:
-            raise self._fail(
+            raise self.mismatch(
                 "output",
                 f"have the shape {tuple(target.shape)} of the targets",
                 tuple(output.shape),

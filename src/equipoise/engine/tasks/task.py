@@ -132,7 +132,15 @@ class Task(ABC):
         """Whether each answer becomes a file, so that predictions need a folder."""
         return issubclass(self.answer_type, FileAnswer)
 
-    def _fail(self, what: str, rule: str, got: object, remedy: str = "") -> SettingError:
+    def mismatch(self, what: str, rule: str, got: object, remedy: str = "") -> SettingError:
+        """Return the error for `check` to raise: "The WHAT of task NAME must RULE; got GOT".
+
+        Args:
+            what: `output` or `target`.
+            rule: What must hold of it, as the sentence goes on after "must".
+            got: What was given, in words.
+            remedy: What to do about it, as a sentence.
+        """
         return SettingError(f"The {what} of task {self.name!r}", rule, got, remedy, got=str(got))
 
 
