@@ -83,7 +83,8 @@ def test_certify_names_the_layer_that_is_too_large_and_the_remedy() -> None:
         layer.layers.operators[1].weight.mul_(2)
     with pytest.raises(
         ValueError,
-        match=r"must have a Lipschitz constant below 1; got 2\.36\d+, because layer 2 of 2 has the factor 2\.792 "
+        match=r"must have a Lipschitz constant below 1; got 2\.36\d+, because layer 2 of 2 has "
+        r"the factor 2\.792 "
         r"\(\|W\| <= 1\.8\)\. Use norm='scale', or norm='project' with project_norms\.$",
     ):
         certify(layer)
@@ -259,8 +260,8 @@ def test_certify_takes_other_proofs_through_wrappers_that_keep_the_equilibria() 
     cell.margin = -0.5
     with pytest.raises(
         ValueError,
-        match=r"^certify\.layer must have a proof of what it claims; got one equilibrium: not proved, "
-        r"1\.5 with a margin of -0\.5 \(Ours, 1\)\. Call project_norms\.$",
+        match=r"^certify\.layer must have a proof of what it claims; got one equilibrium: "
+        r"not proved, 1\.5 with a margin of -0\.5 \(Ours, 1\)\. Call project_norms\.$",
     ):
         certify(Equilibrium(cell))
 

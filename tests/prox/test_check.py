@@ -103,7 +103,10 @@ def test_is_proximal_refutes_a_contraction_that_is_no_gradient() -> None:
 
 
 def test_is_proximal_refutes_asymmetry_that_depends_on_the_point() -> None:
-    """The Jacobian is [[1/2, 0], [0.3 * 1[z0 > 1], 1/2]]: the counter-example must be where it is not symmetric."""
+    """The Jacobian is [[1/2, 0], [0.3 * 1[z0 > 1], 1/2]].
+
+    The counter-example must be where it is not symmetric.
+    """
 
     def f(z: Tensor) -> Tensor:
         return torch.stack([z[:, 0] / 2, z[:, 1] / 2 + 0.3 * F.relu(z[:, 0] - 1)], dim=1)
@@ -182,7 +185,7 @@ def test_is_proximal_refutes_a_map_that_is_not_finite() -> None:
 
 
 def test_is_proximal_relative_to_a_permutation_accepts_a_deep_layer() -> None:
-    """OptEq, Theorem 2: the blocks of a deep network, z_l = f_l(z_{l-1}), after the cyclic shift."""
+    """OptEq, Theorem 2: the blocks z_l = f_l(z_{l-1}) of a deep network, cyclically shifted."""
     first, second = weights(5, 3, 1.0), weights(5, 3, 1.0)
 
     def blocks(z: Tensor) -> Tensor:
@@ -196,7 +199,10 @@ def test_is_proximal_relative_to_a_permutation_accepts_a_deep_layer() -> None:
 
 
 def test_is_proximal_relative_to_a_scaling_refutes_the_printed_lemma() -> None:
-    """f(z) = z and A(z) = z/2 meet the conditions as printed; yet z = argmin |u|^2/2 - <u, z/2> + phi(u) needs phi = -|u|^2/4."""
+    """f(z) = z and A(z) = z/2 meet the conditions as printed.
+
+    Yet z = argmin |u|^2/2 - <u, z/2> + phi(u) needs phi = -|u|^2/4.
+    """
     report = is_proximal(lambda z: z, points(3), inverse=lambda y: 2 * y)
     assert not report
     assert report.norm == pytest.approx(2, rel=1e-12)

@@ -285,7 +285,10 @@ def test_prox_beats_a_numerical_minimiser(
 @proximal
 @pytest.mark.parametrize("gamma", [0.05, 0.4, 3.0])
 def test_prox_is_optimal(R: Regularizer, shape: tuple[int, ...], gamma: float) -> None:
-    """`(z - u)/gamma` is a subgradient at `u`: `R(v) >= R(u) + <z - u, v - u>/gamma` for all `v`."""
+    """`(z - u)/gamma` is a subgradient at `u`.
+
+    `R(v) >= R(u) + <z - u, v - u>/gamma` for all `v`.
+    """
     z = state(shape)
     u = R.prox(z, gamma)
     for scale in (1e-4, 0.1, 1.0, 10.0):

@@ -24,7 +24,7 @@ def spectral_radius(
     max_steps: int = 500,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Return the largest modulus of an eigenvalue of the Jacobian, for each sample, by power iteration.
+    """Return the Jacobian's largest eigenvalue modulus for each sample, by power iteration.
 
     The dominant eigenvalues of a real matrix are often a complex pair or a pair of opposite signs,
     for which a Rayleigh quotient means nothing. So the last three iterates are fitted by
@@ -66,7 +66,10 @@ def spectral_radius(
 
 
 def _dominant(v: Tensor, once: Tensor, twice: Tensor) -> Tensor:
-    """Modulus of the larger root of `x^2 = a x + b`, with `a, b` the least-squares fit of `twice = a once + b v`."""
+    """Modulus of the larger root of `x^2 = a x + b`.
+
+    `a` and `b` are the least-squares fit of `twice = a once + b v`.
+    """
     basis = torch.stack([once, v], dim=2).double()  # (batch, width, 2)
     target = twice.unsqueeze(2).double()
     if basis.shape[1] == 1:

@@ -106,8 +106,8 @@ class Cell(nn.Module):
     def linearize(self, z: Tree, context: Tree) -> Linearization | None:
         """Return the step linearised at `z`, if the cell can do better than autograd.
 
-        It can by keeping its masks, for instance. `value`, `jvp` and `vjp` are on state trees; `select_rows` makes the same for some rows of
-        the batch.
+        It can by keeping its masks, for instance. `value`, `jvp` and `vjp` are on state trees;
+        `select_rows` makes the same for some rows of the batch.
         """
         return None
 

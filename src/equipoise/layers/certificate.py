@@ -148,9 +148,9 @@ class Certificate:
 
     def __str__(self) -> str:
         bound = f"at most {_up(self.lipschitz)}" if self.lipschitz < math.inf else "unknown"
-        ending = "one equilibrium for every input" if self.contracts else "not certified"
+        verdict = "one equilibrium for every input" if self.contracts else "not certified"
         stands_in = bool(self.further) and not self.contracts
-        lines = [] if stands_in else [f"Lipschitz constant {bound}: {ending}."]
+        lines = [] if stands_in else [f"Lipschitz constant {bound}: {verdict}."]
         lines += map(str, self.further)
         lines += [f"  {self.basis}"] if self.basis else []
         lines += [

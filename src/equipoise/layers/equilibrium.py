@@ -138,7 +138,7 @@ class Equilibrium(nn.Module):
 
     @property
     def last(self) -> Solution | None:
-        """The last `Solution`, detached; after `backward()` its `adjoint` is the adjoint solve's."""
+        """The last `Solution`, detached; after `backward()` it has the `adjoint` solve's."""
         return self.solves.last
 
     def check(self, x: Tree, z0: Tree | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Changes of the problem behind a cell, each a cell around a cell (OptEq, Table 1); they compose."""
+"""Cells around cells that change the problem behind them (OptEq, Table 1); they compose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.registry import choose
-from equipoise.core.validate import require_fraction, require_positive
+from equipoise.core.validate import require_fraction, require_positive, require_type
 from equipoise.layers.cell import Cell, as_number
 from equipoise.layers.certificate import Certificate, averaged
 from equipoise.layers.problem import Problem
@@ -28,11 +28,7 @@ class _Change(Cell):
 
     def __init__(self, cell: Cell) -> None:
         super().__init__()
-        given: object = cell
-        if not isinstance(given, Cell):
-            raise ValueError(
-                f"{type(self).__name__}.cell must be a Cell; got {type(given).__name__}."
-            )
+        require_type(f"{type(self).__name__}.cell", cell, Cell, "a Cell")
         self.cell = cell
         self.symmetric = cell.symmetric
         self.coupled = cell.coupled
@@ -77,14 +73,16 @@ class _Change(Cell):
 
 
 class Skip(_Change):
-    """`alpha f(z) + (1 - alpha) z`: the Moreau envelope `alpha M_phi^(1 - alpha)` in place of `phi` (OptEq, Table 1, row 2).
+    """`alpha f(z) + (1 - alpha) z`, a skip connection (OptEq, Table 1, row 2).
+
+    It puts the Moreau envelope `alpha M_phi^(1 - alpha)` in place of `phi`.
 
     The equilibria are the same. The step is strongly monotone and averaged: plain iteration
     converges for nonexpansive maps too.
 
     Args:
         cell: The cell, with one tensor as its state.
-        alpha: Share of the new value, in (0, 1].
+        alpha: Fraction of the new value, in (0, 1].
     """
 
     def __init__(self, cell: Cell, alpha: float) -> None:
@@ -106,7 +104,9 @@ class Skip(_Change):
 
 
 class ChangeOfVariable(_Change):
-    """`A^-1(f(A(z)))` for an invertible affine `A(z) = scale Q z + shift`: `phi o A` in place of `phi` (OptEq, Table 1, row 3).
+    """`A^-1(f(A(z)))` for an invertible affine `A(z) = scale Q z + shift` (OptEq, Table 1, row 3).
+
+    It puts `phi o A` in place of `phi`.
 
     The equilibria are `A^-1` of the cell's. The Jacobian stays symmetric, and the step a proximal
     map, only if `Q` is a multiple of an orthogonal matrix (a rotation or reflection); otherwise the
@@ -245,11 +245,13 @@ def _measure(change: ChangeOfVariable, _: object = None) -> None:
 
 
 class Regularized(_Change):
-    """`f(T_R(z))`: `phi + gamma R` in place of `phi`, with `T_R(z) = z - gamma grad R(z)` (OptEq, Theorem 4).
+    """`f(T_R(z))` with `T_R(z) = z - gamma grad R(z)` (OptEq, Theorem 4).
+
+    It puts `phi + gamma R` in place of `phi`.
 
     With the proximal map in place of the gradient step, `T_R = prox_(gamma R)`, the equilibrium
     minimises `phi + M_(gamma R)`, the Moreau envelope of `gamma R`, instead. The term is added to
-    what the cell as a whole stands for: with a skip connection of share `alpha` that is
+    what the cell as a whole stands for: with a skip connection of fraction `alpha` that is
     `alpha M_phi^(1 - alpha)`, so that minimisers of `phi + gamma R` itself are found with
     `alpha = 1`. For several layers, see `DeepObjective`.
 

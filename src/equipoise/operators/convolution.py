@@ -23,8 +23,8 @@ Padding = Literal["zeros", "circular"]
 class Convolution(Operator):
     """A two-dimensional convolution of stride 1 that keeps the image size.
 
-    The adjoint is a convolution too, with the kernel turned by half a turn, with its channel axes exchanged, which runs
-    faster than a transposed convolution.
+    The adjoint is a convolution too, with the kernel turned by half a turn and its channel axes
+    exchanged, which runs faster than a transposed convolution.
 
     Args:
         in_channels: Channels of `z`.

@@ -70,7 +70,9 @@ def dense_norm(W: Tensor) -> Tensor:
 def convolution_bound(
     kernel: Tensor, *, groups: int = 1, circular_size: tuple[int, int] | None = None
 ) -> Tensor:
-    """Return an upper bound of the operator norm of a two-dimensional convolution with zero or circular padding, at any image size.
+    """Return an upper bound of a two-dimensional convolution's norm, at any image size.
+
+    It holds for zero and for circular padding.
 
     On images without borders the norm is `sup_w |K(w)|` over all frequencies, with the matrices
     `K(w) = sum_t K_t exp(-i w t)` on channels. Zero padding restricts that convolution to a part of
@@ -127,7 +129,9 @@ def convolution_bound(
 
 
 class _TopVector(torch.autograd.Function):
-    """A unit eigenvector `v` of the largest eigenvalue `l` of a Gram matrix `G`, with the derivative `dv = (l - G)^+ dG v`.
+    """A unit eigenvector `v` of the largest eigenvalue `l` of a Gram matrix `G`.
+
+    Its derivative is `dv = (l - G)^+ dG v`.
 
     Only for functions that are stationary in `v`: their gradients do not depend on this derivative,
     so it is worked out only when gradients are to be differentiated again.
@@ -164,7 +168,7 @@ class _TopVector(torch.autograd.Function):
 
 
 def _respond(gram: Tensor, g: Tensor) -> Tensor:
-    """`(l - G)^+ g`, where eigenvalues that rounding does not tell from the largest, `l`, count as equal to it."""
+    """`(l - G)^+ g`; eigenvalues equal to the largest, `l`, up to rounding count as `l`."""
     values, vectors = torch.linalg.eigh(gram.detach())
     gaps = values[-1] - values
     inverse = torch.where(gaps > MARGIN**0.5 * values[-1], gaps, torch.inf).reciprocal()
@@ -173,7 +177,7 @@ def _respond(gram: Tensor, g: Tensor) -> Tensor:
 
 
 def _find_top(gram: Tensor, slack: float) -> Tensor:
-    """A unit eigenvector of the largest eigenvalue, which is `v^H G v` up to a factor of `1 + slack`."""
+    """A unit eigenvector of the largest eigenvalue: `v^H G v` up to a factor of `1 + slack`."""
     if not bool(gram.isfinite().all()):
         return torch.full_like(gram[0], torch.nan)
     if len(gram) >= LANCZOS:
@@ -221,7 +225,7 @@ def _start(grams: Tensor) -> Tensor:
 
 
 def _at_most(grams: Tensor, level: float) -> Tensor:
-    """Whether all eigenvalues of Hermitian matrices are below a level, proven by the existence of a Cholesky factor."""
+    """Whether all eigenvalues of Hermitian matrices are below a level, proven by Cholesky."""
     shifted = -grams
     shifted.diagonal(dim1=-2, dim2=-1).add_(level)
     proven: Tensor = torch.linalg.cholesky_ex(shifted)[1] == 0
@@ -229,7 +233,10 @@ def _at_most(grams: Tensor, level: float) -> Tensor:
 
 
 class _WorstFrequency(torch.autograd.Function):
-    """The waves `exp(-i w t)` at the frequency `w` of a grid where `|K(w)|` is largest, zero in all groups but the worst."""
+    """The waves `exp(-i w t)` at the frequency `w` of a grid where `|K(w)|` is largest.
+
+    They are zero in all groups but the worst.
+    """
 
     @staticmethod
     def forward(taps: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -297,7 +304,10 @@ def _find_worst(taps: Tensor, grid: tuple[int, int]) -> tuple[int, NDArray[np.fl
 
 
 def _larger(grams: Tensor, index: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """The Hermitian matrices that are not proven to have only eigenvalues up to a level; float32 is faster, and leaves few."""
+    """The Hermitian matrices not proven to have only eigenvalues up to a level.
+
+    Float32 is faster, and leaves few of them.
+    """
     for margin, dtype in ((-SCREEN, torch.complex64), (MARGIN, torch.complex128)):
         if len(index):
             unproven = ~_at_most(grams.to(dtype), (1 + margin) * level)
@@ -306,7 +316,10 @@ def _larger(grams: Tensor, index: Tensor, level: float) -> tuple[Tensor, Tensor]
 
 
 def _half_grid(grid: tuple[int, int]) -> NDArray[np.float64]:
-    """One of each pair `w` and `-w` of a grid's frequencies, where a real kernel's matrices are conjugate; a coarser grid first."""
+    """One of each pair `w` and `-w` of a grid's frequencies; a coarser grid first.
+
+    A real kernel's matrices are conjugate at the two.
+    """
     rows, columns = grid
     row, column = _lattice(range(rows), range(columns)).T
     first = row * columns + column <= (-row % rows) * columns + -column % columns
@@ -324,7 +337,9 @@ def _lattice(rows: range, columns: range) -> NDArray[np.float64]:
 
 
 def _correlate(taps: Tensor) -> tuple[Tensor, Tensor]:
-    """The coefficients of `K(w)^H K(w) = sum_s A_s cos(w s) - i B_s sin(w s)` for the smaller side of a kernel.
+    """The coefficients of `K(w)^H K(w)` for the smaller side of a kernel.
+
+    `K(w)^H K(w) = sum_s A_s cos(w s) - i B_s sin(w s)`.
 
     With `C_s = sum_t K_t^T K_(t+s)` they are `A_s = C_s + C_(-s)` and `B_s = C_s - C_(-s)` over
     half of the lags, and `A_0 = C_0`.

@@ -1,4 +1,4 @@
-"""Activations as proximal maps, feature regularisers, and a check whether a map of any kind is proximal."""
+"""Activations as proximal maps, feature regularisers, and a check whether a map is proximal."""
 
 from equipoise.prox.activation import (
     ACTIVATIONS,

@@ -1,4 +1,4 @@
-"""Activations that make a layer a proximal map; each object owns all that is known about its function.
+"""Activations that make a layer a proximal map; each owns all that is known of its function.
 
 Let `s` be monotone with slopes in `[0, L]`. Then `f(z) = (1/mu) W^T s(W z + c)` with
 `mu >= L |W|^2` is the gradient of the convex `psi(z) = (1/mu) 1^T S(W z + c)`,
@@ -37,7 +37,9 @@ __all__ = [
 
 
 class Activation(ABC):
-    """An activation `s` with its derivative, potential, conjugate and slopes. Concrete activations are final.
+    """An activation `s` with its derivative, potential, conjugate and slopes.
+
+    Concrete activations are final.
 
     Attributes:
         elementwise: Whether `s` acts on every entry alone, so that its Jacobian is diagonal and its
@@ -51,20 +53,25 @@ class Activation(ABC):
         """Return `s(a)`, of the shape of `a`."""
 
     def overwrite(self, a: Tensor) -> Tensor:
-        """Return `s(a)`, in the memory of `a` where that can be; only for tensors of the caller's own that nobody records."""
+        """Return `s(a)`, in the memory of `a` where that can be.
+
+        Only for tensors of the caller's own that are not recorded.
+        """
         return self(a)
 
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
-        """Return `s'(a)`, of the shape of `a`; at a kink the one-sided derivative that autograd takes."""
+        """Return `s'(a)`, of the shape of `a`; at a kink the derivative that autograd takes."""
 
     def potential(self, a: Tensor) -> Tensor:
-        """Return `S(a) = int_0^a s(t) dt`, of the shape of `a`, with the gradient `s(a)` (OptEq, Theorem 1)."""
+        """Return `S(a) = int_0^a s(t) dt`, elementwise, with gradient `s(a)` (OptEq, Theorem 1)."""
         return _Integral.apply(a, self)  # type: ignore[no-any-return, no-untyped-call]
 
     @abstractmethod
     def conjugate(self, y: Tensor) -> Tensor:
-        """Return `S*(y) = sup_a (a y - S(a))`, of the shape of `y`; infinite outside the closed range of `s`.
+        """Return `S*(y) = sup_a (a y - S(a))`, elementwise.
+
+        It is infinite outside the closed range of `s`.
 
         It is differentiable inside the range, where its gradient is the inverse of `s`.
         """
@@ -80,7 +87,7 @@ class Activation(ABC):
 
     @property
     def admissible(self) -> bool:
-        """Whether the activation is monotone and Lipschitz, as a proximal map needs (OptEq, Assumption 1)."""
+        """Whether it is monotone and Lipschitz, as proximal maps are (OptEq, Assumption 1)."""
         return not self.reason
 
     @property
@@ -175,7 +182,9 @@ class ReLU(Activation):
 @ACTIVATIONS.register("leaky_relu")
 @dataclass(frozen=True)
 class LeakyReLU(Activation):
-    """`s(a) = a` for `a > 0`, else `r a`; `S(a) = a s(a)/2`; `S*(y) = y^2/2` for `y >= 0`, else `y^2/(2 r)`.
+    """`s(a) = a` for `a > 0`, else `r a`.
+
+    `S(a) = a s(a)/2`; `S*(y) = y^2/2` for `y >= 0`, else `y^2/(2 r)`.
 
     Args:
         negative_slope: The slope `r` of the negative side, in [0, 1).
@@ -214,7 +223,10 @@ class LeakyReLU(Activation):
 @ACTIVATIONS.register("tanh")
 @dataclass(frozen=True)
 class Tanh(Activation):
-    """`s(a) = tanh a`; `S(a) = log cosh a`; `S*(y) = ((1+y) log(1+y) + (1-y) log(1-y))/2` for `|y| <= 1`."""
+    """`s(a) = tanh a`; `S(a) = log cosh a`.
+
+    `S*(y) = ((1+y) log(1+y) + (1-y) log(1-y))/2` for `|y| <= 1`.
+    """
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.tanh(a)
@@ -246,7 +258,10 @@ class Tanh(Activation):
 @ACTIVATIONS.register("sigmoid")
 @dataclass(frozen=True)
 class Sigmoid(Activation):
-    """`s(a) = 1/(1 + e^-a)`; `S(a) = log(1 + e^a) - log 2`; `S*(y) = y log y + (1-y) log(1-y) + log 2` for `0 <= y <= 1`."""
+    """`s(a) = 1/(1 + e^-a)`; `S(a) = log(1 + e^a) - log 2`.
+
+    `S*(y) = y log y + (1-y) log(1-y) + log 2` for `0 <= y <= 1`.
+    """
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
@@ -276,7 +291,9 @@ class Sigmoid(Activation):
 @ACTIVATIONS.register("softplus")
 @dataclass(frozen=True)
 class Softplus(Activation):
-    """`s(a) = log(1 + e^a)`; `S(a) = Li2(-1) - Li2(-e^a)`; `S*(y) = y a - S(a)` at `a = log(e^y - 1)` for `y >= 0`.
+    """`s(a) = log(1 + e^a)`; `S(a) = Li2(-1) - Li2(-e^a)`.
+
+    `S*(y) = y a - S(a)` at `a = log(e^y - 1)` for `y >= 0`.
 
     `Li2` is the dilogarithm; `S` tends to `-pi^2/12` at minus infinity, so `S*(0) = pi^2/12`.
     """
@@ -350,7 +367,10 @@ class ELU(Activation):
 @ACTIVATIONS.register("hard_tanh")
 @dataclass(frozen=True)
 class HardTanh(Activation):
-    """`s(a) = min(max(a, -1), 1)`; `S(a) = a^2/2` for `|a| <= 1`, else `|a| - 1/2`; `S*(y) = y^2/2` for `|y| <= 1`."""
+    """`s(a) = min(max(a, -1), 1)`; `S(a) = a^2/2` for `|a| <= 1`, else `|a| - 1/2`.
+
+    `S*(y) = y^2/2` for `|y| <= 1`.
+    """
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.hardtanh(a)

@@ -12,7 +12,7 @@ from torch import Tensor
 __all__ = ["ProxReport", "is_proximal"]
 
 _HALVINGS = 8
-"""Halvings of a segment: enough to make a jump of a percent of its length steep, few enough for rounding in float32."""
+"""Halvings of a segment: many enough to find a jump, few enough for rounding in float32."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,9 @@ def is_proximal(
     tolerance: float | None = None,
     generator: torch.Generator | None = None,
 ) -> ProxReport:
-    """Search for a point that shows that `f` is not the proximal map of a convex function (OptEq v1, Lemmas 5 and 6).
+    """Search for a point that shows that `f` is no proximal map of a convex function.
+
+    OptEq v1, Lemmas 5 and 6.
 
     `f = prox_phi` for a convex `phi` if and only if `f` is nonexpansive and the gradient of a
     convex function (Lemma 5). For a locally Lipschitz map that is: its Jacobian is symmetric,
@@ -173,7 +175,9 @@ def _points(
 def _follow(
     f: Callable[[Tensor], Tensor], at: Tensor, score: Callable[[Tensor, Tensor], Tensor]
 ) -> tuple[Tensor | None, float]:
-    """Halve the segment from each point to the next, keeping the half of higher score; return the best segment and its score.
+    """Halve the segment from each point to the next, keeping the half of higher score.
+
+    Returns the best segment and its score.
 
     Both scores used here are such that the better half scores at least as much as the whole.
     """

@@ -18,7 +18,9 @@ __all__ = ["HSIC", "Decorrelation"]
 @REGULARIZERS.register("decorrelation")
 @dataclass(frozen=True)
 class Decorrelation(Regularizer):
-    """Uncorrelated features: `R(Z) = |D Z Z^T D - I|_F^2/2`, `D = diag(1/|z_i|)` (OptEq, eq. 13 and Table 2, row 4).
+    """Uncorrelated features (OptEq, eq. 13 and Table 2, row 4).
+
+    `R(Z) = |D Z Z^T D - I|_F^2/2`, `D = diag(1/|z_i|)`.
 
     Row `z_i` is feature `i`, which is axis 1 of the state, over all observations: the samples of
     the batch and their positions. So `R = sum_{i != j} (u_i . u_j)^2/2`, `u_i = z_i/|z_i|`, and
@@ -51,7 +53,7 @@ class Decorrelation(Regularizer):
         return _unfeatures(pull, z)
 
     def _correlations(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The features in units of their lengths, the lengths, and the products of different features."""
+        """The features in units of their lengths, the lengths, and the mixed products."""
         length = (rows.square().sum(dim=1, keepdim=True) + self.epsilon).sqrt()  # (features, 1)
         unit = rows / length
         different = 1 - torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
@@ -62,7 +64,9 @@ class Decorrelation(Regularizer):
 @REGULARIZERS.register("hsic")
 @dataclass(frozen=True)
 class HSIC(Regularizer):
-    """Independent features, by the Hilbert-Schmidt criterion: `R(Z) = sum_{i<j} (N-1)^-2 tr(K_i H K_j H)` (OptEq, section 7.2.1).
+    """Independent features, by the Hilbert-Schmidt criterion (OptEq, section 7.2.1).
+
+    `R(Z) = sum_{i<j} (N-1)^-2 tr(K_i H K_j H)`.
 
     `K_i` is the matrix of `exp(-(s - t)^2/(2 bandwidth^2))` over the values of feature `i`, axis 1
     of the state, in all `N` observations: the samples of the batch and their positions.
@@ -149,7 +153,7 @@ def _unfeatures(rows: Tensor, z: Tensor) -> Tensor:
 
 
 def _squares(matrix: Tensor) -> Tensor:
-    """Return `|A A^T|_F^2 = |A^T A|_F^2`, summed over a batch of matrices, by the smaller of the two products."""
+    """Return `|A A^T|_F^2 = |A^T A|_F^2`, summed over a batch, by the smaller product."""
     product = matrix @ matrix.mT if matrix.shape[-2] < matrix.shape[-1] else matrix.mT @ matrix
     total: Tensor = product.square().sum()
     return total

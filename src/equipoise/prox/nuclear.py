@@ -17,7 +17,9 @@ __all__ = ["NuclearNorm"]
 @REGULARIZERS.register("nuclear")
 @dataclass(frozen=True)
 class NuclearNorm(Regularizer):
-    """Features of low rank: `R(Z) = sum_i s_i`, the singular values of a sample as a matrix of features by positions.
+    """Features of low rank: `R(Z) = sum_i s_i`, with the singular values of each sample.
+
+    A sample is a matrix of features by positions.
 
     With `Z = U diag(s) V^T` the gradient is `U V^T`, over the singular values that are not zero,
     and the proximal map is `U diag(max(s - gamma, 0)) V^T` (Cai et al., 2010). Derivatives of both
@@ -50,7 +52,10 @@ class NuclearNorm(Regularizer):
 
 
 def _decompose(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Which matrices are finite, shape (batch, 1, 1), and `U`, `s`, `V^T` of those; torch refuses a batch with one that is not."""
+    """Which matrices are finite, shape (batch, 1, 1), and `U`, `s`, `V^T` of those.
+
+    Torch refuses a batch with one that is not.
+    """
     finite = matrix.isfinite().all(dim=2, keepdim=True).all(dim=1, keepdim=True)
     U, s, Vh = torch.linalg.svd(torch.where(finite, matrix, 0.0), full_matrices=False)
     return finite, U, s, Vh
@@ -67,7 +72,9 @@ def _spectral(matrix: Tensor, threshold: float | None) -> Tensor:
 
 
 class _Spectral(torch.autograd.Function):
-    """`U diag(h(s)) V^T` with `h(s) = max(s - threshold, 0)`, or `h(s) = 1` for `s > 0` if there is no threshold.
+    """`U diag(h(s)) V^T` with `h(s) = max(s - threshold, 0)`.
+
+    Without a threshold, `h(s) = 1` for `s > 0`.
 
     Its derivative has the divided differences of `h` as coefficients (Ding et al., 2018), which
     exist where singular values are equal; autograd divides by the differences of their squares. It

@@ -1,4 +1,4 @@
-"""Feature regularisers `R(z)`: each object owns the value, the gradient, the proximal map and the constants of its function.
+"""Feature regularisers `R(z)`: each owns its value, gradient, proximal map and constants.
 
 A regulariser changes which equilibrium a network has, or chooses among several. With `f` the
 proximal map of `phi`, the fixed point of `f(z - gamma grad R(z))` minimises `phi + gamma R` (OptEq,
@@ -58,10 +58,13 @@ class Regularizer(ABC):
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
-        """Return `R(z)`: shape (batch,), one number for each sample, or () if the samples are coupled."""
+        """Return `R(z)`, shape (batch,), or () if the samples are coupled."""
 
     def gradient(self, z: Tensor) -> Tensor:
-        """Return `grad R(z)`, of the shape of `z`, where `R` has a kink the subgradient of smallest norm; differentiable itself."""
+        """Return `grad R(z)`, of the shape of `z`, itself differentiable.
+
+        At a kink it is the subgradient of smallest norm.
+        """
         return _differentiate(self.value, z)
 
     def prox(self, z: Tensor, gamma: float) -> Tensor:
@@ -70,7 +73,9 @@ class Regularizer(ABC):
         return self._prox(z, gamma)
 
     def envelope(self, z: Tensor, gamma: float) -> Tensor:
-        """Return the Moreau envelope of `gamma R`, `min_u gamma R(u) + |u - z|^2/2`, of the shape of the value.
+        """Return the Moreau envelope of `gamma R`, of the shape of the value.
+
+        `min_u gamma R(u) + |u - z|^2/2`.
 
         Its gradient is `z - prox(z, gamma)`.
         """
@@ -130,7 +135,10 @@ class SquaredNorm(Regularizer):
 @REGULARIZERS.register("l1")
 @dataclass(frozen=True)
 class AbsoluteSum(Regularizer):
-    """Sparse features: `R(z) = |z|_1`; `prox = sign(z) max(|z| - gamma, 0)` (OptEq, Table 2, row 2)."""
+    """Sparse features: `R(z) = |z|_1` (OptEq, Table 2, row 2).
+
+    `prox = sign(z) max(|z| - gamma, 0)`.
+    """
 
     has_prox = True
     convex = True
@@ -149,7 +157,9 @@ class AbsoluteSum(Regularizer):
 @REGULARIZERS.register("incay")
 @dataclass(frozen=True)
 class Incay(Regularizer):
-    """Feature incay, which makes features longer: `R(z) = 2/(|z|^2 + 2 epsilon)` for each sample (OptEq, Table 2, row 3).
+    """Feature incay, which makes features longer (OptEq, Table 2, row 3).
+
+    `R(z) = 2/(|z|^2 + 2 epsilon)` for each sample.
 
     The gradient is `-4 z/(|z|^2 + 2 epsilon)^2`, so a step against it is
     `(1 + 4 gamma/(|z|^2 + 2 epsilon)^2) z`. The paper prints a minus sign there, which would
@@ -181,7 +191,9 @@ class Incay(Regularizer):
 @REGULARIZERS.register("tv")
 @dataclass(frozen=True)
 class TotalVariation(Regularizer):
-    """Piecewise constant images: `R(z) = sum s(d)` over the differences `d` of neighbours along the last two axes.
+    """Piecewise constant images: `R(z) = sum s(d)` over differences `d` of neighbours.
+
+    Neighbours lie along the last two axes.
 
     `s(d) = sqrt(d^2 + epsilon^2) - epsilon` (Charbonnier), which is `|d|` for `epsilon = 0`. The
     sum of the two directions is anisotropic total variation. The norm of the differences is below
@@ -287,7 +299,10 @@ class Custom(Regularizer):
         return super().gradient(z)
 
     def _inspect(self, z: Tensor) -> None:
-        """Refuse, once, a function that ties samples together without saying so: their solves would end on different problems."""
+        """Refuse, once, a function that couples samples without saying so.
+
+        Their solves would end on different problems.
+        """
         source = torch.Generator().manual_seed(0)
         first, second = (
             torch.randn(z.shape, dtype=z.dtype, generator=source).to(z.device) for _ in range(2)
@@ -338,7 +353,10 @@ def _sign(z: Tensor) -> Tensor:
 
 
 def _differentiate(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """The gradient of the sum of `function` at `z`, with a history that ends in `z` and in what the function closes over."""
+    """The gradient of the sum of `function` at `z`.
+
+    Its history ends in `z` and in what the function closes over.
+    """
     recording = torch.is_grad_enabled()
     transformed = torch._C._functorch.peek_interpreter_stack() is not None
     if transformed or (recording and not z.requires_grad and function(z).requires_grad):

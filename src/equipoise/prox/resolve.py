@@ -31,7 +31,7 @@ _NEGATIVE = {
     "swish": (-0.0998, -1.278),
     "mish": (-0.113, -1.192),
 }
-"""The smallest slope of popular activations that are not monotone, and the argument below which their slope is negative."""
+"""The smallest slope of popular activations that are not monotone, and where it turns negative."""
 
 _FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
     (torch.relu, "relu"),
@@ -52,7 +52,9 @@ _FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
 
 
 def as_activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor]) -> Activation:
-    """Return the activation that `value` means, if it makes a layer a proximal map (OptEq, Assumption 1).
+    """Return the activation that `value` means, if it is admissible (OptEq, Assumption 1).
+
+    Only those make a layer a proximal map.
 
     Args:
         value: A name (`relu`), an `Activation`, or what `from_module` takes.
@@ -72,7 +74,7 @@ def as_activation(value: str | Activation | nn.Module | Callable[[Tensor], Tenso
 
 
 def from_module(module: nn.Module | Callable[[Tensor], Tensor]) -> Activation:
-    """Convert a module of `torch.nn`, or a function of `torch` with its default options, to the same activation.
+    """Convert a `torch.nn` module, or a `torch` function with its default options.
 
     Args:
         module: `nn.ReLU()`, `nn.LeakyReLU(0.1)`, `nn.Tanh()`, `nn.Sigmoid()`, `nn.Softplus()`,

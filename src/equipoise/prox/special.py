@@ -1,4 +1,7 @@
-"""Integrals of smooth activations, accurate to rounding for every real argument: no overflow, no cancellation near zero."""
+"""Integrals of smooth activations, accurate to rounding for every real argument.
+
+No overflow, and no cancellation near zero.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def exponential_excess(a: Tensor) -> Tensor:
 
 
 def softplus_integral(a: Tensor) -> Tensor:
-    """Return `int_0^a softplus(t) dt = Li2(-1) - Li2(-e^a)`, elementwise (`Li2` is the dilogarithm).
+    """Return `int_0^a softplus(t) dt = Li2(-1) - Li2(-e^a)`, elementwise.
+
+    `Li2` is the dilogarithm.
 
     Since `softplus(t) = max(t, 0) + log(1 + e^-|t|)`, it is `max(a, 0)^2/2 + sign(a) G(|a|)` with
     `G(x) = int_0^x log(1 + e^-t) dt`. In `v = log(1 + e^-x)`, which lies in (0, log 2],

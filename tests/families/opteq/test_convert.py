@@ -1,4 +1,4 @@
-"""Conversions are held against the networks they come from, scikit-learn's own predictions, SciPy's roots and printed formulas."""
+"""Conversions are checked against their networks, scikit-learn, SciPy and printed formulas."""
 
 import warnings
 from itertools import pairwise
@@ -47,7 +47,9 @@ def sequential(widths, make, dtype=torch.float64, bias=True):
 
 
 def badly_scaled(dtype):
-    """Eleven weights of mixed widths whose scales differ by six orders of magnitude, some of them of rank 1.
+    """Eleven weights of mixed widths and widely different scales, some of them of rank 1.
+
+    The scales differ by six orders of magnitude.
 
     The activations are homogeneous and the biases of the scale of what they are added to, so that
     the output depends on the input.
@@ -127,7 +129,7 @@ def test_hidden_units_factor_the_weights_of_any_rank(dtype):
 
 
 def rescale_units(net, places, decades):
-    """Change the scales of the units behind these linear layers of a ReLU network, and nothing that it computes."""
+    """Rescale the units behind these linear layers of a ReLU network, computing the same."""
     with torch.no_grad():
         for place in places:
             scale = (

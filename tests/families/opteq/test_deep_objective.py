@@ -1,4 +1,4 @@
-"""Several layers: blocks, monotone inclusion, the pair, and the wide limit (OptEq, Lemma 3 to Theorem 3)."""
+"""Several layers: blocks, inclusion, the pair, the wide limit (OptEq, Lemma 3 to Theorem 3)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ def test_inclusion_holds_at_the_equilibrium_and_nowhere_near(name: str, alpha) -
 
 @pytest.mark.parametrize("name", ["relu", "tanh", "softplus"])
 def test_inclusion_for_layers_without_skip_connection(name: str) -> None:
-    """alpha = 1: the subdifferential is a set, of which the nearest element counts; empty where a layer cannot reach a block."""
+    """alpha = 1: the subdifferential is a set, whose nearest element counts.
+
+    It is empty where a layer cannot reach a block.
+    """
     layer, x = opteq([7, 12, 5], 8, name, alpha=[1.0, 1.0, 0.5])
     problem = objective(layer, x)
     blocks = problem.blocks(layer(x).detach())
@@ -122,7 +125,10 @@ def test_value_is_the_sum_of_the_envelopes_that_scipy_finds() -> None:
 @pytest.mark.parametrize("alpha", [0.7, [0.9, 0.4]], ids=str)
 @pytest.mark.parametrize("name", ["tanh", "sigmoid"])
 def test_two_blocks_of_an_equilibrium_are_the_pair_that_scipy_finds(name: str, alpha) -> None:
-    """OptEq, Corollary 1: the envelopes written as minima, SciPy minimises over q_1, q_2, z_1 and z_0 at once."""
+    """OptEq, Corollary 1, with the envelopes written as minima.
+
+    SciPy minimises over q_1, q_2, z_1 and z_0 at once.
+    """
     mu = 1.2
     layer, x = opteq([4, 5], 5, name, alpha=alpha, mu=mu)
     problem = objective(layer, x)
@@ -189,7 +195,10 @@ def test_two_blocks_refuses_other_numbers_of_layers() -> None:
 def test_blocks_tend_to_the_wide_limit_at_first_order_in_alpha(
     name: str, weights: list[float]
 ) -> None:
-    """OptEq, Theorem 3, with the wide network solved by SciPy; for shares that differ, with their weights."""
+    """OptEq, Theorem 3, with the wide network solved by SciPy.
+
+    Fractions that differ enter with their weights.
+    """
     sizes = np.array([0.1, 0.03, 0.01, 0.003, 0.001])
     layer, x = opteq([7, 9, 5], 6, name, norm=0.8, alpha=0.5)
     mean = np.mean(weights)
@@ -286,7 +295,7 @@ def test_blocks_solve_the_one_layer_equation() -> None:
 
 
 def test_erratum_lemma_3_of_the_journal_version_lacks_the_permutation() -> None:
-    """OptEq v3, eq. 7, prints s(W~ z~ + ...) in place of s(W~ P z~ + ...): the blocks do not solve it."""
+    """OptEq v3, eq. 7, prints s(W~ z~ + ...) for s(W~ P z~ + ...), which blocks do not solve."""
     layer, x = opteq([7, 12, 5], 6, "relu", alpha=0.7)
     flat = torch.cat([block[0] for block in objective(layer, x).blocks(layer(x).detach())]).numpy()
     W, c, P = big(layer, x)
@@ -300,7 +309,9 @@ def test_erratum_lemma_3_of_the_journal_version_lacks_the_permutation() -> None:
 def test_erratum_a_regulariser_joins_the_first_row_of_the_inclusion_not_the_last(
     operation: str,
 ) -> None:
-    """OptEq v3, after Theorem 4, has T o T_R minimise with Phi + R(z_L); then grad R would stand in the row of the last block.
+    """OptEq v3, after Theorem 4, has T o T_R minimise with Phi + R(z_L).
+
+    Then grad R would stand in the row of the last block.
 
     The rows are written out with autograd's gradient of R or of its envelope, and inverses of the
     layers by SciPy's root finder.
@@ -341,7 +352,10 @@ def test_erratum_a_regulariser_joins_the_first_row_of_the_inclusion_not_the_last
 
 
 def test_a_proximal_map_is_one_more_layer_with_a_block_of_its_own() -> None:
-    """gamma R joins Phi at the block T_R(z_0): its row z_R - z_0 + gamma grad R(z_R) vanishes, with R = |z|_1 smooth off zero."""
+    """gamma R joins Phi at the block T_R(z_0).
+
+    Its row z_R - z_0 + gamma grad R(z_R) vanishes, with R = |z|_1 smooth off zero.
+    """
     plain, x = opteq([7, 6], 5, "tanh", alpha=0.6)
     layer = around(Regularized(plain.layers, "l1", 0.01, "prox"))
     z = layer(x).detach()

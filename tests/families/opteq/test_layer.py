@@ -460,7 +460,10 @@ def test_bad_input_gets_one_sentence(make, sentence):
 
 
 def test_project_calls_weights_that_are_not_finite_a_numerical_failure():
-    sentence = "project_norms must find finite weights; got NaN or infinity in layer 1. Lower the learning rate."
+    sentence = (
+        "project_norms must find finite weights; got NaN or infinity in layer 1. "
+        "Lower the learning rate."
+    )
     with pytest.raises(ConvergenceError, match=f"^{re.escape(sentence)}$"):
         project_norms(enlarge(OptEq(3, 4, 5, norm="project"), float("nan")))
 

@@ -48,7 +48,10 @@ class Trained(NamedTuple):
 
 @cache
 def train(name: str) -> Trained:
-    """The model after a step forwards and backwards, with gradients and statistics, and its predictions for the same images."""
+    """The model after a step forwards and backwards, and its predictions for the same images.
+
+    It keeps its gradients and statistics.
+    """
     network = copy.deepcopy(built(name)).train()
     x, target = batch(network)
     loss = F.cross_entropy(network(x), target)
@@ -255,7 +258,7 @@ def test_opteq_model_refuses_an_impossible_number_of_classes(name: str) -> None:
 def test_opteq_model_options_are_these(name: str) -> None:
     common = (
         "activation alpha bound gradient learn_alpha max_steps norm num_classes "
-        "on_failure regularizer solver strength tolerance"
+        "on_failure regularizer solver stop strength tolerance"
     )
     own = ["layers"] if "imagenet" in name else []
     assert model_options(name) == sorted([*common.split(), *own])

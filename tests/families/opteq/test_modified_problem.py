@@ -1,4 +1,4 @@
-"""What the changes of a layer do to its problem (OptEq, Table 1 and Theorem 4), with SciPy as the witness."""
+"""What wrappers do to a layer's problem (OptEq, Table 1 and Theorem 4), checked by SciPy."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ REGULARIZERS = {
 
 @pytest.mark.parametrize("kind", REGULARIZERS)
 def test_regularized_layer_minimises_the_sum(kind: str) -> None:
-    """OptEq, Theorem 4, for gradient steps: phi + gamma R. For the proximal map: phi plus the Moreau envelope of gamma R."""
+    """OptEq, Theorem 4: gradient steps give phi + gamma R.
+
+    The proximal map gives phi plus the Moreau envelope of gamma R.
+    """
     regularizer, operation, function = REGULARIZERS[kind]
     plain, x = opteq(6, 6, "tanh", mu=MU, alpha=1.0)
     layer = around(Regularized(plain.layers, regularizer, GAMMA, operation))
@@ -108,7 +111,10 @@ def test_regularized_layer_minimises_the_sum(kind: str) -> None:
 
 
 def test_erratum_a_proximal_map_does_not_add_the_regulariser_itself() -> None:
-    """OptEq v3, after Theorem 4, offers prox_(gamma R) for the same sum as the gradient step; the minimiser is another one."""
+    """OptEq v3, after Theorem 4, offers prox_(gamma R) for the gradient step's sum.
+
+    The minimiser is another one.
+    """
     plain, x = opteq(6, 6, "tanh", mu=MU, alpha=1.0)
     layer = around(Regularized(plain.layers, "l2", GAMMA, "prox"))
     (W, c), z = arrays(plain, x), layer(x).detach().numpy()
@@ -133,7 +139,10 @@ def test_erratum_a_proximal_map_does_not_add_the_regulariser_itself() -> None:
 
 @pytest.mark.parametrize("kind", ["squares, gradient", "absolute, prox"])
 def test_regularizer_outside_of_a_skip_sees_the_envelope(kind: str) -> None:
-    """With alpha < 1 the sum is alpha M_phi^(1 - alpha) + gamma R: SciPy minimises it over the state and the envelope's own."""
+    """With alpha < 1 the sum is alpha M_phi^(1 - alpha) + gamma R.
+
+    SciPy minimises it over the state and the envelope's own.
+    """
     regularizer, operation, function = REGULARIZERS[kind]
     plain, x = opteq(5, 5, "tanh", mu=MU, alpha=0.9)
     W, c = arrays(plain, x)

@@ -26,7 +26,7 @@ def normal(*shape: int) -> Tensor:
 
 
 def test_objective_of_200_relu_layers_is_minimised_by_a_non_negative_quadratic_program() -> None:
-    """OptEq, eq. 4: SciPy's active-set solver finds the equilibria of layers of every shape, scale and norm."""
+    """OptEq, eq. 4: SciPy's active-set solver finds the equilibria of all kinds of layers."""
     for trial in range(200):
         n, m = int(torch.randint(1, 24, ())), int(torch.randint(1, 24, ()))
         mu, norm, alpha = (
@@ -141,7 +141,7 @@ def test_value_is_the_supremum_that_scipy_finds(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(6, 4), (4, 4), (3, 4), (12, 4)], ids=str)
 def test_value_is_infinite_exactly_outside_of_the_domain(shape: tuple[int, int]) -> None:
-    """SciPy's projection on the cone of the states W^T q, q >= 0, says which have a finite value."""
+    """SciPy's projection on the cone of the states W^T q, q >= 0, says which are finite."""
     seen = set()
     for _ in range(12):
         layer, x = opteq(*shape, "relu", batch=8)
@@ -166,7 +166,10 @@ def test_value_allows_for_rounding_and_no_more() -> None:
 
 
 def test_value_at_the_edge_of_the_domain_is_finite() -> None:
-    """At a corner of the domain, which only saturated units reach, the supremum is approached but not attained."""
+    """At a corner of the domain the supremum is approached but not attained.
+
+    Only saturated units reach it.
+    """
     layer, x = opteq(12, 5, "tanh")
     problem, (W, c) = objective(layer, x), arrays(layer, x)
     q = np.sign(W @ np.random.default_rng(0).normal(size=5)) * np.ones((3, 1))
@@ -342,7 +345,7 @@ def test_minimizer_is_found_from_anywhere_also_at_zero() -> None:
 
 
 def test_matrix_activation_minimises_a_quadratic_function() -> None:
-    """OptEq, Table 1, row 4: <q, S^-1 q>/2 - <c, q> - |z|^2/2 with z = W^T q; also for a singular S."""
+    """OptEq, Table 1, row 4: <q, S^-1 q>/2 - <c, q> - |z|^2/2, z = W^T q; also singular S."""
     for rank in (6, 4):
         A = torch.randn(rank, 6, dtype=torch.float64)
         S = A.T @ A / torch.linalg.matrix_norm(A, 2) ** 2
@@ -461,7 +464,8 @@ def test_objective_refuses_weights_that_are_too_large() -> None:
     layer, x = opteq(5, 8, "sigmoid", norm=1.2, mu=2.0)
     with pytest.raises(
         ValueError,
-        match=r"must have mu >= L_s \|W\|\^2 in each of its layers, or it is not a proximal map \(OptEq, Theorem 1\); got "
+        match=r"must have mu >= L_s \|W\|\^2 in each of its layers, or it is not a proximal map "
+        r"\(OptEq, Theorem 1\); got "
         r"L_s \|W\|\^2 = 2\.88 for mu = 2 in layer 1\. Use norm='scale', or mu=2\.8[89]\.",
     ):
         objective(layer, x)
@@ -500,7 +504,8 @@ def test_objective_refuses_what_it_does_not_know() -> None:
         objective(Equilibrium(Foreign()), normal(2, 3))
     with pytest.raises(
         ValueError,
-        match=r"objective\.layer must be an Equilibrium, such as OptEq or OptEqConv2d; got Sequential\. Give",
+        match=r"objective\.layer must be an Equilibrium, such as OptEq or OptEqConv2d; "
+        r"got Sequential\. Give",
     ):
         objective(nn.Sequential(), normal(2, 3))  # type: ignore[arg-type]
     layer, x = opteq(5, 5)
@@ -512,7 +517,8 @@ def test_objective_refuses_what_it_does_not_know() -> None:
     layer, x = opteq(5, 5, "tanh")
     with pytest.raises(
         ValueError,
-        match=r"ReLU, HardTanh, Identity or MatrixActivation; got Tanh, whose problem is not quadratic",
+        match=r"ReLU, HardTanh, Identity or MatrixActivation; got Tanh, whose problem is not "
+        r"quadratic",
     ):
         objective(layer, x).quadratic_program()
 
@@ -529,7 +535,7 @@ def test_describe_says_what_is_minimised_and_how_convex_it_is() -> None:
 
 @pytest.mark.parametrize("norm", [0.5, 0.83])
 def test_strong_convexity_is_as_large_as_described_and_no_larger(norm: float) -> None:
-    """The curvature of phi along the top singular vector of a linear layer is 1/norm^2 - 1, elsewhere it is larger."""
+    """The curvature of phi along the top singular vector is 1/norm^2 - 1, elsewhere larger."""
     layer, x = opteq(7, 7, "identity", norm=norm, batch=1)
     problem = objective(layer, x)
     W = layer.layers.operators[0].weight.detach()
@@ -574,11 +580,13 @@ def test_objective_refuses_inputs_that_the_layer_refuses_and_weights_that_are_no
     layer.layers.operators[0].scale_(float("nan"))
     with pytest.raises(
         ValueError,
-        match=r"^objective.layer must have finite weights; got NaN or infinity in operators.0.weight\.$",
+        match=r"^objective\.layer must have finite weights; got NaN or infinity in "
+        r"operators\.0\.weight\.$",
     ):
         objective(layer, torch.zeros(2, 6))
     with pytest.raises(
         ValueError,
-        match=r"^certify.layer must have finite weights; got NaN or infinity in operators.0.weight\.$",
+        match=r"^certify\.layer must have finite weights; got NaN or infinity in "
+        r"operators\.0\.weight\.$",
     ):
         certify(layer)

@@ -33,7 +33,9 @@ __all__ = ["OptEqCell"]
 
 
 class OptEqCell(Cell):
-    """`z = f_L o ... o f_1(z)`, `f_l(z) = (alpha_l/mu) W_l^T s_l(W_l z + U_l x + b_l) + (1 - alpha_l) z` (OptEq, eq. 5 and 6).
+    """`z = f_L o ... o f_1(z)`, layers of the form `W^T s(W z + U x + b)` (OptEq, eq. 5 and 6).
+
+    `f_l(z) = (alpha_l/mu) W_l^T s_l(W_l z + U_l x + b_l) + (1 - alpha_l) z`.
 
     Effective weights and injections are computed once for each solve. One layer is a proximal map,
     so that its Jacobian is symmetric; several are not.
@@ -43,7 +45,7 @@ class OptEqCell(Cell):
         inputs: `x -> U_l x + b_l`, for each layer.
         activations: `s_1, ..., s_L`.
         alpha: `alpha`, shared or one for each layer, in (0, 1].
-        learn_alpha: Whether `alpha` is trained, one number if it is shared. A share of exactly 1
+        learn_alpha: Whether `alpha` is trained, one number if it is shared. A fraction of exactly 1
             starts at 0.9999, from where it moves slowly.
         mu: The scale `mu`.
         norm: How norms are controlled: `none`; `scale` divides each weight by its norm where that
@@ -102,7 +104,7 @@ class OptEqCell(Cell):
 
     @property
     def alpha(self) -> tuple[Tensor | float, ...]:
-        """The share of the new value in each layer: numbers if they are fixed, else tensors."""
+        """The fraction of the new value in each layer: numbers if they are fixed, else tensors."""
         values: Sequence[Tensor | float] = self.fixed_alpha or tuple(
             torch.sigmoid(self.alpha_logit)
         )
@@ -242,15 +244,15 @@ class OptEqCell(Cell):
         return linearize_layers(z, slopes, linear)
 
     def lipschitz(self) -> float | None:
-        """Return `prod_l (alpha_l bound^2 + 1 - alpha_l)` where norms are divided, which certifies it at no cost."""
+        """Return `prod_l (alpha_l bound^2 + 1 - alpha_l)` where norms are divided, at no cost."""
         if self.norm != "scale":
             return None
         if any(isinstance(alpha, Tensor) and is_wrapped(alpha) for alpha in self.alpha):
             return None
-        shares = [
+        fractions = [
             float(alpha.detach()) if isinstance(alpha, Tensor) else alpha for alpha in self.alpha
         ]
-        return math.prod(averaged(self.bound**2, alpha) for alpha in shares)
+        return math.prod(averaged(self.bound**2, alpha) for alpha in fractions)
 
     @property
     def projects(self) -> bool:

@@ -1,4 +1,4 @@
-"""Numerical conjugates: the inverse of a layer, the value of `phi` anywhere, and its Moreau envelopes."""
+"""Numerical conjugates: the inverse of a layer, values of `phi`, and its Moreau envelopes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ REACH = 1e9
 
 
 def invert(potential: Potential, target: Tensor, t: float, start: Tensor) -> Tensor:
-    """Return `y` with `(1 - t) f(y) + t y = target`, the inverse of a layer with a skip connection, for `t` in (0, 1].
+    """Return `y` with `(1 - t) f(y) + t y = target`: the inverse of a layer with a skip.
+
+    `t` is in (0, 1].
 
     It minimises `(1 - t) psi(y) + t |y|^2/2 - <target, y>`, which is strongly convex and 1-smooth.
     Raises `ConvergenceError` where float64 does not get there.
@@ -32,7 +34,7 @@ def invert(potential: Potential, target: Tensor, t: float, start: Tensor) -> Ten
     Args:
         potential: The layer.
         target: Shape (batch, m), float64.
-        t: The share of the skip connection.
+        t: The fraction of the skip connection.
         start: Where to begin, like `target`.
     """
     y = start.clone()
@@ -56,7 +58,7 @@ def invert(potential: Potential, target: Tensor, t: float, start: Tensor) -> Ten
     raise ConvergenceError(
         "The inverse of a layer was not found: relative residual "
         f"{float(search.size.max()):.1e} in float64. Look for NaN or huge "
-        "numbers; a larger share of the skip connection makes the problem easier."
+        "numbers; a larger fraction of the skip connection makes the problem easier."
     )
 
 
@@ -110,14 +112,16 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
 
 
 def _value(search: DampedNewton, tight: Tensor) -> Tensor:
-    """`psi*`: at `z` to second order where the gap is within rounding, otherwise exactly at `f(y)` nearby."""
+    """`psi*`: at `z` to second order where the gap is within rounding, else at `f(y)` nearby."""
     y, f = search.y, search.potential.prox(search.y)
     near = torch.where(tight[:, None], search.target, f)
     return (near * y).sum(dim=1) - search.potential.psi(y)
 
 
 def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tensor:
-    """Whether a hyperplane across the gap keeps `z` away from every `W^T q/mu` with `q` in the range of `s`, by `tolerance`.
+    """Whether a hyperplane across the gap keeps `z` away from the domain, by `tolerance`.
+
+    The domain holds every `W^T q/mu` with `q` in the range of `s`.
 
     Hidden values are taken to be at most `REACH` times as large as those at hand, since no finite
     number of steps can exclude more. Where the search has stalled, the hyperplane is turned a
@@ -136,7 +140,9 @@ def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tenso
 
 
 def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) -> Tensor | None:
-    """Return the direction without its part along the rows of `W` in whose directions the domain has no end, or nothing.
+    """Return the direction without its component along unbounded directions, or nothing.
+
+    These are the rows of `W` along which the domain has no end.
 
     At the limit of the search it has no such part, but before that any rounding, times hidden
     values without a bound, crosses the hyperplane. These rows are the ones whose hidden value is
@@ -161,7 +167,10 @@ def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) 
 
 
 def _distance(search: DampedNewton, direction: Tensor, largest: float) -> Tensor:
-    """By how much the hyperplane across a direction of unit length keeps `z` away from the domain; negative if it does not."""
+    """By how much the hyperplane across a unit direction keeps `z` away from the domain.
+
+    Negative if it does not.
+    """
     low, high = search.potential.ends(largest)
     across = search.potential.apply(direction)
     farthest = torch.maximum(low * across, high * across).sum(dim=1) / search.potential.mu
@@ -203,7 +212,9 @@ def _right_inverse(W: Tensor) -> Tensor | None:
 
 
 def envelope(potential: Potential, z: Tensor, t: float) -> Tensor:
-    """Return the Moreau envelope `M_phi^t(z) = min_u phi(u) + |u - z|^2/(2 t)` for `t` in (0, 1], shape (batch,).
+    """Return the Moreau envelope `M_phi^t(z) = min_u phi(u) + |u - z|^2/(2 t)`.
+
+    `t` is in (0, 1]; the result has shape (batch,).
 
     `(1 - t) M_phi^t = [(1 - t) psi + t |.|^2/2]* - |.|^2/2` (OptEq v1, proof of Theorem 2, with
     `alpha = 1 - t`); the minimiser is `u = f(y)` where `(1 - t) f(y) + t y = z`. At `t = 1` it is

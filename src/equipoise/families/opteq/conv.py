@@ -26,7 +26,9 @@ __all__ = ["OptEqConv2d"]
 
 
 class OptEqConv2d(OptEqLayer):
-    """An equilibrium layer on images whose equilibrium solves a convex problem (OptEq, eq. 5 and 6), with convolutions as weights.
+    """An OptEq on images, with convolutions as weights (OptEq, eq. 5 and 6).
+
+    Its equilibrium solves a convex problem.
 
     `W_l` are convolutions of stride 1 that keep the image size, and `W_l^T` their exact adjoints.
 

@@ -1,4 +1,4 @@
-"""From feed-forward networks to OptEqs that compute the same, and from deep OptEqs to wide ones (OptEq, Lemmas 1 to 3)."""
+"""Feed-forward networks as OptEqs, and deep OptEqs as wide ones (OptEq, Lemmas 1 to 3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ SINGLE_PASS: SolveOptions = {"solver": "fixed_point"}
 
 
 class HiddenUnits(nn.Module):
-    """`z_1 = Wb_0^T x`, `z_k+1 = Wb_k^T s_k(Wb_k z_k + b_k)`, `y = Wb_K+1 z_K+1 + b_K+1` (OptEq, Lemma 1).
+    """A feed-forward network whose every layer has the form of an OptEq (OptEq, Lemma 1).
+
+    `z_1 = Wb_0^T x`, `z_k+1 = Wb_k^T s_k(Wb_k z_k + b_k)`, `y = Wb_K+1 z_K+1 + b_K+1`.
 
     A feed-forward network whose every layer has the form of an OptEq; `to_hidden_units` makes it.
 
@@ -79,7 +81,7 @@ class HiddenUnits(nn.Module):
 
 
 def to_hidden_units(net: object, state_features: int | None = None) -> HiddenUnits:
-    """Rewrite a feed-forward network so that each of its layers has the form of an OptEq (OptEq, Lemma 1).
+    """Rewrite a network so that each of its layers has the form of an OptEq (OptEq, Lemma 1).
 
     `A_k = Wb_k Wb_k-1^T` for the weights `A_k` of the network, to a few roundings. The weights are
     copies, in its precision.
@@ -153,7 +155,9 @@ def to_opteq(
 
 
 def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
-    """Return the one wide layer that a deep OptEq tends to as its `alpha`, the same in all layers, goes to 0 (OptEq, Theorem 3).
+    """Return the wide layer that a deep OptEq tends to as `alpha` goes to 0 (OptEq, Theorem 3).
+
+    `alpha` must be the same in all layers.
 
     `L mu y = sum_l W_l^T s(W_l y + U_l x + b_l)`: the weights of all layers in one, with `L mu` for
     `mu` and 1 for `alpha`. It gets copies of the weights after norm control, and the same control:
@@ -214,7 +218,9 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
 
 
 class Blocks(Cell):
-    """`zt = alpha Wt^T s(Wt P zt + Ut x + bt) + (1 - alpha) P zt`: the layers of a deep OptEq side by side (OptEq, Lemma 3).
+    """The layers of a deep OptEq side by side (OptEq, Lemma 3).
+
+    `zt = alpha Wt^T s(Wt P zt + Ut x + bt) + (1 - alpha) P zt`.
 
     `P` moves each block of the state on by one place, `Wt` is block diagonal. An equilibrium is
     `zt = [z_1, ..., z_L-1, z_0]`, all the states of one pass through the deep network at its
@@ -250,7 +256,9 @@ class Blocks(Cell):
 
 
 def to_blocks(deep: OptEq | OptEqConv2d) -> Blocks:
-    """Return the cell whose equilibrium holds all states of one pass through a deep OptEq at its equilibrium (OptEq, Lemma 3).
+    """Return the cell whose equilibrium holds all states of a deep OptEq (OptEq, Lemma 3).
+
+    They are those of one pass through the deep OptEq at its equilibrium.
 
     The state is `[z_1, ..., z_L-1, z_0]` along its second axis, where `z_0` is the deep network's
     equilibrium and `z_l` is what its first `l` layers make of it. Weights are copied; a learned

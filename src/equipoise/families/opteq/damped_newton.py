@@ -31,7 +31,7 @@ class DampedNewton:
     Args:
         potential: The layer.
         target: Shape (batch, m), float64.
-        t: The share of the quadratic term.
+        t: The fraction of the quadratic term.
         start: Where to begin, like `target`.
 
     Attributes:
@@ -129,7 +129,7 @@ class DampedNewton:
         return direction  # not finite, and then not taken, where rounding spoils a factorisation
 
     def _iterate(self, slopes: Tensor, shift: Tensor) -> Tensor:
-        """Conjugate gradient, where there is no matrix; ended early it still gives a direction of descent."""
+        """Conjugate gradient, where there is no matrix; stopped early it still descends."""
         residual = direction = -self.gradient
         solution = torch.zeros_like(residual)
         energy = row_dot(residual, residual)

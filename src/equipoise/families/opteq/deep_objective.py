@@ -30,7 +30,9 @@ class WideLimit(NamedTuple):
 
 
 class DeepObjective(OptEqProblem):
-    """The problem of an OptEq of several layers, `z = F_L o ... o F_1(z)`, `F_l = alpha_l f_l + (1 - alpha_l) I` (Theorem 2).
+    """The problem of an OptEq of several layers (OptEq, Theorem 2).
+
+    `z = F_L o ... o F_1(z)` with `F_l = alpha_l f_l + (1 - alpha_l) I`.
 
     Its blocks `z_l = F_l(z_(l-1))`, with `z_0 = z_L` last, solve `0 in dPhi(z~) + (I - P) z~`,
     where `P` hands every layer the block before it, `(P z~)_l = z_(l-1)`, and
@@ -53,7 +55,7 @@ class DeepObjective(OptEqProblem):
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """The share of the new value in each layer."""
+        """The fraction of the new value in each layer."""
         return self._statement.alphas
 
     @torch.no_grad()
@@ -68,7 +70,9 @@ class DeepObjective(OptEqProblem):
 
     @torch.no_grad()
     def blockwise(self, blocks: Sequence[Tensor]) -> list[Tensor]:
-        """Return the right-hand side of the one-layer equation that the blocks solve (OptEq v1, eq. 6; Lemma 3).
+        """Return the right-hand side of the one-layer equation that the blocks solve.
+
+        OptEq v1, eq. 6; Lemma 3.
 
         `alpha W~^T s(W~ P z~ + U~ x + b~) + (1 - alpha) P z~`, with `W~` block diagonal: layer `l`
         acts on the block before it.
@@ -97,7 +101,9 @@ class DeepObjective(OptEqProblem):
 
     @torch.no_grad()
     def regularization(self, z: Tensor) -> Tensor:
-        """Return what the regulariser is at the layer's state: `gamma R(z)`, or its Moreau envelope; zeros without one.
+        """Return the regulariser's term at the layer's state; zeros without one.
+
+        That is `gamma R(z)`, or its Moreau envelope.
 
         One number for the batch if it couples the samples. It is no part of `Phi`; see the class.
         """
@@ -106,7 +112,9 @@ class DeepObjective(OptEqProblem):
 
     @torch.no_grad()
     def inclusion(self, blocks: Sequence[Tensor]) -> Tensor:
-        """Return the distance of 0 from `dPhi(z~) + (I - P) z~`, zero exactly at equilibria (OptEq, Theorem 2).
+        """Return the distance of 0 from `dPhi(z~) + (I - P) z~` (OptEq, Theorem 2).
+
+        It is zero exactly at equilibria.
 
         Each layer is inverted: `dPhi_l(z_l) = F_l^-1(z_l) - z_l`, one vector if `alpha_l < 1`. If
         `alpha_l = 1` it is the set of all `y - z_l` with `f_l(y) = z_l`, of which the nearest is
@@ -135,10 +143,13 @@ class DeepObjective(OptEqProblem):
 
     @torch.no_grad()
     def two_blocks(self, z1: Tensor, z0: Tensor) -> Tensor:
-        """Return the function that the blocks of an equilibrium of two layers minimise (OptEq, Corollary 1).
+        """Return the function that the two blocks of an equilibrium minimise.
 
-        `alpha_1 M_(phi_1)^(1 - alpha_1)(z_1) + alpha_2 M_(phi_2)^(1 - alpha_2)(z_0) + |z_1 - z_0|^2/2`; the two `alpha` need not be
-        equal, since the gradient of each layer's term is `F_l^-1 - I` whatever its `alpha_l`.
+        OptEq, Corollary 1.
+
+        `alpha_1 M_(phi_1)^(1 - alpha_1)(z_1) + alpha_2 M_(phi_2)^(1 - alpha_2)(z_0)
+        + |z_1 - z_0|^2/2`; the two `alpha` need not be equal, since the gradient of each layer's
+        term is `F_l^-1 - I` whatever its `alpha_l`.
         """
         if len(self._potentials) != 2 or self._term is not None:
             got = f"{len(self._potentials)} layers" + (
@@ -154,7 +165,9 @@ class DeepObjective(OptEqProblem):
 
     @torch.no_grad()
     def wide_limit(self, y: Tensor) -> WideLimit:
-        """Return the problem that all blocks tend to solve as `alpha` tends to 0 (OptEq, Theorem 3).
+        """Return the problem that all blocks solve in the limit of small `alpha`.
+
+        OptEq, Theorem 3.
 
         `sum_l phi_l(x_l) + |x_l - y|^2/2`, minimised over the `x_l`, is `sum_l h_l(y)`,
         `h_l(y) = |y|^2/2 - psi_l(y)`, with the gradient `L y - sum_l f_l(y)`. If the `alpha_l`
@@ -177,7 +190,7 @@ class DeepObjective(OptEqProblem):
     def describe(self) -> str:
         """Return the problem in sentences."""
         count = len(self._potentials)
-        shares = sorted({f"{alpha:.3g}" for alpha in self.alphas})
+        fractions = sorted({f"{alpha:.3g}" for alpha in self.alphas})
         factor = math.prod(
             averaged(own.smoothness, alpha)
             for own, alpha in zip(self._potentials, self.alphas, strict=True)
@@ -186,7 +199,7 @@ class DeepObjective(OptEqProblem):
             f"The {count} blocks z_l = F_l(z_(l-1)) of an equilibrium solve 0 in dPhi(z~) + "
             "(I - P) z~, where P shifts the blocks "
             "by one and Phi is the sum of the Moreau envelopes alpha M_phi_l^(1-alpha)(z_l), "
-            f"alpha = {', '.join(shares)}, of "
+            f"alpha = {', '.join(fractions)}, of "
             "convex functions phi_l "
             f"({', '.join(potential.name for potential in self._potentials)})."
         ]
@@ -217,7 +230,10 @@ class DeepObjective(OptEqProblem):
         return torch.lerp(w, self._potentials[layer].prox(w), self.alphas[layer])
 
     def _before(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        """What each layer gets: the block before its own, the first one the last block after the regulariser's step."""
+        """What each layer gets: the block before its own.
+
+        The first one gets the last block after the regulariser's step.
+        """
         return [rows[-1] if self._term is None else self._term.step(rows[-1]), *rows[:-1]]
 
     def _shaped(self, w: Tensor) -> Tensor:

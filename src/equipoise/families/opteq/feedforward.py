@@ -20,18 +20,23 @@ from equipoise.prox.resolve import as_activation, from_module
 __all__ = ["FeedForward", "factorize", "read"]
 
 MAX_LOST_UNITS = 4
-"""By how many units in the last place the factors' products may be wrong before a larger state is taken."""
+"""Larger errors of the factors' products, in units in the last place, need a larger state."""
 
 ROUNDING = 1e-13
-"""The errors of computing the factors, which is done in float64, stay below this for units of similar scales."""
+"""Errors of computing the factors in float64 stay below this for units of similar scales."""
 
 NOTHING = -24
-"""The scale, as a power of 2, of a weight that is zero: the rounding errors of its factors' product should vanish beside a bias."""
+"""The scale, as a power of 2, of a weight that is zero.
+
+Rounding errors of its factors' product should vanish beside a bias.
+"""
 
 
 @dataclass(frozen=True)
 class FeedForward:
-    """A feed-forward network in pieces: `y = last(A_K+1 s_K(... s_1(A_1 first(x) + b_1) ...) + b_K+1)`.
+    """A feed-forward network in pieces.
+
+    `y = last(A_K+1 s_K(... s_1(A_1 first(x) + b_1) ...) + b_K+1)`.
 
     Attributes:
         matrices: `A_1, ..., A_K+1`.
@@ -230,7 +235,7 @@ def factorize(parts: FeedForward, m: int | None, owner: str) -> list[Tensor]:
 
 
 def _lost(before: Tensor, Wb: Tensor, A: Tensor) -> float:
-    """Return the error of a product relative to `A`, whatever the scales of the units that `A` connects.
+    """Return the error of a product relative to `A`, whatever the scales of its units.
 
     Units that are small here and weigh much in the next layer must not drown in the rounding errors
     of large ones: an error counts relative to `u_i v_j`, the size of the entries of `A` by rows,
@@ -248,7 +253,9 @@ def _positive(sizes: Tensor) -> Tensor:
 
 
 def _apart(matrices: Sequence[Tensor], m: int) -> list[Tensor]:
-    """Give each unit a coordinate for itself among three neighbouring layers, so that no product adds anything to `A_k`.
+    """Give each unit a coordinate of its own among three neighbouring layers.
+
+    No product then adds anything to `A_k`.
 
     `Wb_k` is `A_k` on the coordinates of the layer before, `I` on those of its own layer, and 0
     elsewhere.
@@ -272,7 +279,9 @@ def _apart(matrices: Sequence[Tensor], m: int) -> list[Tensor]:
 
 
 def _complemented(matrices: Sequence[Tensor], m: int) -> list[Tensor]:
-    """Take the shortest `Wb_k` with the right product, and fill it up orthogonally to `Wb_k-1` so that its rows are independent.
+    """Take the shortest `Wb_k` with the right product.
+
+    It is completed orthogonally to `Wb_k-1`, so that its rows are independent.
 
     With `m >= n_k-1 + n_k` the fill-in `f_k I` makes the condition number of each `Wb_k` a small
     constant if `f_k-1 f_k = |A_k|`. Where there is less room it goes to the left singular vectors
@@ -299,7 +308,7 @@ def _complemented(matrices: Sequence[Tensor], m: int) -> list[Tensor]:
 
 
 def _scales(norms: Sequence[float]) -> list[float]:
-    """Return powers of 2 whose neighbours have about these products, as near to 1 as they can all be."""
+    """Return powers of 2 whose neighbours have about these products, all near to 1."""
     logs = [0.0]
     for norm in norms:
         logs.append((math.log2(norm) if norm > 0 else NOTHING) - logs[-1])

@@ -1,4 +1,4 @@
-"""OptEq on vectors: an equilibrium layer whose equilibrium minimises a convex function that one can write down."""
+"""OptEq on vectors: the equilibrium minimises a convex function that can be written down."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class OptEqLayer(Equilibrium):
 
 
 class OptEq(OptEqLayer):
-    """An equilibrium layer on vectors whose equilibrium solves a convex problem (OptEq, eq. 5 and 6).
+    """An equilibrium layer on vectors that solves a convex problem (OptEq, eq. 5 and 6).
 
     `z = f_L o ... o f_1(z)`,
     `f_l(z) = (alpha_l/mu) W_l^T s(W_l z + U_l x + b_l) + (1 - alpha_l) z`. One layer minimises a
@@ -113,7 +113,7 @@ class OptEq(OptEqLayer):
             layer.
         activation: `s`: a name (`relu`, `tanh`, ...), an `Activation`, a torch module; or one for
             each layer.
-        alpha: Share of the new value in (0, 1], for all layers or one for each.
+        alpha: Fraction of the new value in (0, 1], for all layers or one for each.
         norm: `none`, `scale` (divide by the exact norm where it exceeds `bound`, in the layer) or
             `project` (see `project`).
         regularizer: A feature regulariser added to the problem: a name, a `Regularizer` or a

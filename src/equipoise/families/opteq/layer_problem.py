@@ -1,4 +1,4 @@
-"""Which problem a layer solves: its proximal maps, and what wrappers make of them (OptEq, Table 1)."""
+"""Which problem a layer solves: proximal maps, and what wrappers make of them (OptEq, Table 1)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Term:
         return self._factor * value
 
     def step(self, w: Tensor) -> Tensor:
-        """Return `w - grad(term)(w)`, which is the regulariser's operation `T_R` in the innermost coordinates."""
+        """Return `w - grad(term)(w)`: the operation `T_R` in the innermost coordinates."""
         z = self.change.operate(self._there(w))
         for change in self.inner:
             z = change.change(z)
@@ -93,8 +93,8 @@ class LayerProblem:
 
     Attributes:
         potentials: The layers `f_1, ..., f_L`.
-        alphas: Their shares of the new value; for one layer together with those of skips that the
-            regulariser sees.
+        alphas: Their fractions of the new value; for one layer together with those of skips that
+            the regulariser sees.
         term: What a regulariser adds, if there is one.
         changes: All changes of variable, outermost first: `w = A(z)` is the innermost cell's state.
         skipped: Whether there is a skip connection around the layers.
@@ -107,7 +107,7 @@ class LayerProblem:
     skipped: bool = False
 
     def enter(self, z: Tensor, owner: str) -> Tensor:
-        """Return a state of the layer as one of the innermost cell: float64, one row for each sample."""
+        """Return a state of the layer as one of the innermost cell, in float64 and flat."""
         first = self.potentials[0]
         wanted = (len(first.c), *first.shape)
         if not isinstance(z, Tensor) or z.shape != wanted:

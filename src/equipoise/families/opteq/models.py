@@ -28,7 +28,7 @@ __all__ = ["OptEqOptions"]
 
 
 class OptEqOptions(SolveOptions, total=False):
-    """The options that all these models hand to their layer; the documentation of `OptEq` explains them."""
+    """The options that all these models hand to their layer; `OptEq` explains them."""
 
     alpha: float | Sequence[float]
     learn_alpha: bool
@@ -43,7 +43,7 @@ SMALL: OptEqOptions = {"tolerance": 1e-3, "max_steps": 50}
 """What networks for small images solve to: tighter than training needs, and cheap."""
 
 LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
-"""What networks for large images solve to: as the paper's looser implicit training does (OptEq, Table 8)."""
+"""What networks for large images solve to, as in the paper's looser training (OptEq, Table 8)."""
 
 
 def _solved_to(accuracy: OptEqOptions, options: OptEqOptions) -> OptEqOptions:
@@ -53,7 +53,9 @@ def _solved_to(accuracy: OptEqOptions, options: OptEqOptions) -> OptEqOptions:
 
 @register_model("opteq-digits")
 def digits(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """Grey images of 8 x 8, such as scikit-learn's digits: one layer of 32 channels, a convex problem.
+    """Grey images of 8 x 8, such as scikit-learn's digits: one layer, a convex problem.
+
+    The layer has 32 channels.
 
     Args:
         num_classes: Number of classes.
@@ -75,7 +77,9 @@ def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNet
 
 @register_model("opteq-cifar10-199k")
 def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters in the equilibrium (OptEq, Tables 3, 5 and 8).
+    """CIFAR-10, five layers of 16 to 128 channels (OptEq, Tables 3, 5 and 8).
+
+    There are 199 k parameters in the equilibrium.
 
     Args:
         num_classes: Number of classes.
@@ -97,7 +101,9 @@ def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> I
 
 @register_model("opteq-cifar10-1.4m")
 def cifar10_1400k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4; there with regularizer='decorrelation').
+    """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4).
+
+    The paper trains it with `regularizer='decorrelation'`.
 
     Args:
         num_classes: Number of classes.
@@ -117,7 +123,10 @@ def _pooled(
     features: int | None = None,
     stride: int = 2,
 ) -> ImageNetwork:
-    """An extractor of one convolution, convolutional layers, and averages over a grid; as many features as channels by default."""
+    """An extractor of one convolution, convolutional layers, and averages over a grid.
+
+    There are as many features as channels by default.
+    """
     features = features or channels
     return ImageNetwork(
         convolutional_extractor(input_shape[0], [features], stride=stride),
@@ -132,7 +141,9 @@ def _pooled(
 def imagenet_small(
     *, num_classes: int = 1000, layers: int = 13, **options: Unpack[OptEqOptions]
 ) -> ImageNetwork:
-    """ImageNet, separable layers after two stages of ResNet-50: 18 M parameters without classifier (OptEq-Small, Table 6).
+    """ImageNet, separable layers after two stages of ResNet-50 (OptEq-Small, Table 6).
+
+    There are 18 M parameters without the classifier.
 
     The table gives five layers and 7 M parameters, which contradict each other: layers of its
     kernels and channels have 0.53 M each. 13 layers have the published size, five the published
@@ -161,7 +172,9 @@ def imagenet_small(
 def imagenet_mid(
     *, num_classes: int = 1000, layers: int = 8, **options: Unpack[OptEqOptions]
 ) -> ImageNetwork:
-    """ImageNet, pairs of separable layers after two stages of Wide-ResNet-50: 40 M without classifier (OptEq-Middle, Table 6).
+    """ImageNet, pairs of separable layers after two Wide-ResNet-50 stages (OptEq-Middle, Table 6).
+
+    There are 40 M parameters without the classifier.
 
     `W_l` is a depthwise 5 x 5 convolution from 512 to 1024 channels, a mix to 512, a depthwise 3 x
     3 convolution and a mix. The table gives three layers and 13 M parameters, which contradict each
@@ -195,7 +208,7 @@ def _paired(
     strength: float = 0.1,
     **solve: Unpack[SolveOptions],
 ) -> OptEqLayer:
-    """Layers whose weights are two separable convolutions, the first with twice as many channels within."""
+    """Layers whose weights are two separable convolutions, the first with twice the channels."""
 
     def weight() -> Operator:
         pair = Composed(
@@ -228,7 +241,10 @@ def _paired(
 
 
 def _keep_scale(equilibrium: OptEqLayer) -> None:
-    """Draw injections that keep the scale of the input, of which torch's own would lose a factor of 1.7 with each convolution."""
+    """Draw injections that keep the scale of the input.
+
+    Torch's own would lose a factor of 1.7 with each convolution.
+    """
     for part in equilibrium.layers.inputs.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, nonlinearity="linear")
@@ -236,7 +252,9 @@ def _keep_scale(equilibrium: OptEqLayer) -> None:
 
 @register_model("opteq-cityscapes")
 def cityscapes(*, num_classes: int = 19, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """Cityscapes, a class for each pixel: three layers of 256, 512 and 512 channels at an eighth of the size (OptEq, Table 10).
+    """Cityscapes, a class for each pixel, at an eighth of the size (OptEq, Table 10).
+
+    Three layers of 256, 512 and 512 channels.
 
     Args:
         num_classes: Number of classes.

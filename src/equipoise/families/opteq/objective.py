@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.core.errors import ConvergenceError
 from equipoise.core.tree import row_norm, to_numpy
+from equipoise.core.validate import require_fraction
 from equipoise.families.opteq.conjugate import envelope, objective_value
 from equipoise.families.opteq.deep_objective import DeepObjective
 from equipoise.families.opteq.layer_problem import LayerProblem, OptEqProblem, state_layers
@@ -38,7 +39,9 @@ def state_problem(
 
 @dataclass(frozen=True)
 class QuadraticProgram:
-    """Minimise `q^T P q/2 - c^T q` over `lower <= q <= upper`; the layer's equilibrium is then `back @ q` (OptEq, eq. 4).
+    """Minimise `q^T P q/2 - c^T q` over `lower <= q <= upper` (OptEq, eq. 4).
+
+    The layer's equilibrium is then `back @ q`.
 
     Attributes:
         P: `I - W W^T/mu`, shape (n, n), positive semidefinite.
@@ -56,7 +59,9 @@ class QuadraticProgram:
 
 
 class Objective(OptEqProblem):
-    """The convex function `phi = psi* - |.|^2/2` that an OptEq of one layer minimises (OptEq, Theorem 1 and Table 1).
+    """The convex function that an OptEq of one layer minimises (OptEq, Theorem 1 and Table 1).
+
+    It is `phi = psi* - |.|^2/2`.
 
     `psi(z) = (1/mu) 1^T S(W z + c)` with `c = U x + b` and the potential `S` of the activation; the
     layer without its skip connection, `f(z) = (1/mu) W^T s(W z + c)`, is the gradient of `psi` and
@@ -105,7 +110,10 @@ class Objective(OptEqProblem):
 
     @torch.no_grad()
     def step(self, y: Tensor) -> Tensor:
-        """Return `f(y)`, the proximal map of `phi`; with a regulariser, the layer's whole step, skip connection included."""
+        """Return `f(y)`, the proximal map of `phi`.
+
+        With a regulariser, the layer's whole step, skip connection included.
+        """
         return self._statement.leave(self._step(self._statement.enter(y, "Objective.step.y")))
 
     def _step(self, w: Tensor) -> Tensor:
@@ -131,7 +139,9 @@ class Objective(OptEqProblem):
 
     @torch.no_grad()
     def merit(self, z: Tensor) -> Tensor:
-        """Return `h(z) = |z|^2/2 - psi(z)`, the Moreau envelope `M_phi^1`: finite, smooth, with the minimisers of `phi`.
+        """Return the merit function `h(z) = |z|^2/2 - psi(z)`, the Moreau envelope `M_phi^1`.
+
+        It is finite and smooth and has the minimisers of `phi`.
 
         Its gradient is `z - f(z)`. With a regulariser `g`, the forward-backward envelope of the sum
         (Patrinos & Bemporad, 2013), `alpha h(z - grad g(z)) + g(z) - |grad g(z)|^2/2`, which equals
@@ -147,14 +157,15 @@ class Objective(OptEqProblem):
 
     @torch.no_grad()
     def envelope(self, z: Tensor, t: float) -> Tensor:
-        """Return the Moreau envelope `M_phi^t(z) = min_u phi(u) + |u - z|^2/(2 t)`, of `phi` without a regulariser.
+        """Return the Moreau envelope `M_phi^t(z) = min_u phi(u) + |u - z|^2/(2 t)`.
+
+        `phi` is taken without a regulariser.
 
         Args:
             z: A state; after a change of variable the envelope is taken at `A(z)`.
             t: In (0, 1]; 1 gives the merit function.
         """
-        if not 0 < t <= 1:
-            raise ValueError(f"Objective.envelope.t must be in (0, 1]; got {t}.")
+        require_fraction("Objective.envelope.t", t)
         return envelope(self._potential, self._statement.enter(z, "Objective.envelope.z"), t)
 
     @torch.no_grad()
@@ -234,7 +245,10 @@ class Objective(OptEqProblem):
         return self._descent(states, torch.stack(residual))
 
     def descent(self, trace: Trace | None) -> Descent:
-        """Return how a solve went down, given `layer.last.trace` of a solve with `trace=True`; residuals are the solve's own."""
+        """Return how a solve went down, with the residuals of the solve itself.
+
+        The trace is `layer.last.trace` of a solve with `trace=True`.
+        """
         if not isinstance(trace, Trace):
             got = type(trace).__name__
             raise ValueError(
@@ -311,7 +325,7 @@ class Objective(OptEqProblem):
         )
 
     def _own(self) -> tuple[str, float]:
-        """The layer's part of the objective, and the share of the new value that matters for it."""
+        """The layer's term of the objective, and the fraction of the new value in it."""
         at = "A(z)" if self._statement.changes else "z"
         skip = 1.0 if self._term is None else self._alpha
         return (f"phi({at})" if skip == 1 else f"{skip:g} M_phi^{1 - skip:.3g}({at})"), skip

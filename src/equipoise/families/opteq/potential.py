@@ -14,14 +14,16 @@ from equipoise.prox import Activation, Identity, MatrixActivation
 __all__ = ["Potential"]
 
 DENSE_WIDTH = 512
-"""States up to this long have the operator written out as a matrix, which is then factorised instead of iterated with."""
+"""States up to this long have the operator written out as a matrix and factorised."""
 
 FAR = 1e150
 """Where an activation is at the end of its range, or beyond every number that matters."""
 
 
 class Potential:
-    """`psi(y) = (1/mu) 1^T S(W y + c)` with its gradient, the layer `f(y) = (1/mu) W^T s(W y + c)` (OptEq, Theorem 1).
+    """`psi(y) = (1/mu) 1^T S(W y + c)` and its gradient, the layer (OptEq, Theorem 1).
+
+    The layer is `f(y) = (1/mu) W^T s(W y + c)`.
 
     A matrix activation `s(a) = A^T A a` becomes the identity with `A W` and `A c` in place of `W`
     and `c`: the same `psi`.
@@ -102,7 +104,7 @@ class Potential:
         return part
 
     def sharpen(self) -> None:
-        """Replace the bound of the smoothness by its exact value where the matrix is written out and the bound says too little."""
+        """Replace a smoothness bound that is too loose by the exact value, if there is a matrix."""
         if self.smoothness > 1 and self.matrix is not None:
             exact = (
                 self.activation.slopes[1]
@@ -140,7 +142,10 @@ class Potential:
         return self.activation.potential(self.apply(y) + self.c).sum(dim=1) / self.mu
 
     def at_step(self, y: Tensor) -> Tensor:
-        """Return `phi(f(y)) = <f(y), y> - psi(y) - |f(y)|^2/2`, by Fenchel and Young's equality; shape (batch,)."""
+        """Return `phi(f(y)) = <f(y), y> - psi(y) - |f(y)|^2/2`, shape (batch,).
+
+        This is Fenchel and Young's equality.
+        """
         f = self.prox(y)
         return (f * (y - f / 2)).sum(dim=1) - self.psi(y)
 
@@ -154,7 +159,9 @@ class Potential:
         return low, high
 
     def modulus(self, alpha: float = 1.0) -> float:
-        """Return a number by which `phi`, or `alpha M_phi^(1 - alpha)`, is strongly convex; 0 if it is only convex.
+        """Return a modulus of strong convexity of `phi`, or of `alpha M_phi^(1 - alpha)`.
+
+        It is 0 if the function is only convex.
 
         Their conjugates' smoothness is `k = alpha L_s |W|^2/mu + 1 - alpha`; the modulus is
         `1/k - 1`.
