@@ -182,7 +182,7 @@ def test_module_apply_still_initialises():
         (lambda: Skip(torch.nn.Linear(2, 2), 0.5), "Skip.cell must be a Cell; got Linear."),
         (
             lambda: ChangeOfVariable(cell(), scale=0),
-            "ChangeOfVariable.scale must be a finite number other than 0; got 0.",
+            "ChangeOfVariable.scale must not be 0; got 0.",
         ),
         (
             lambda: ChangeOfVariable(cell(), matrix=torch.ones(2, 3)),

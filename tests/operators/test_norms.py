@@ -395,6 +395,6 @@ def test_convolution_bound_refuses_other_shapes():
         convolution_bound(torch.zeros(4, 3, 3, 3), groups=3)
     with pytest.raises(
         ValueError,
-        match=r"^convolution_bound.circular_size must be two positive numbers; got \(0, 3\)\.$",
+        match=r"^convolution_bound.circular_size must be a pair .*; got \(0, 3\)\.$",
     ):
         convolution_bound(torch.zeros(4, 3, 3, 3), circular_size=(0, 3))

@@ -392,12 +392,12 @@ def test_leaky_relu_refuses_slopes_outside_its_interval(slope: object) -> None:
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, True, None])
 def test_parameters_refuse_what_is_not_a_size(value: object) -> None:
     with pytest.raises(
-        ValueError, match=r"^ELU\.alpha must be a finite number of at least 0; got .*decrease\.$"
+        ValueError, match=r"^ELU\.alpha must be zero or a positive number; got .*decrease\.$"
     ):
         ELU(value)
     with pytest.raises(
         ValueError,
-        match=r"^SoftShrink\.threshold must be a finite number of at least 0; got .*jump\.$",
+        match=r"^SoftShrink\.threshold must be zero or a positive number; got .*jump\.$",
     ):
         SoftShrink(value)
 
@@ -511,7 +511,7 @@ def test_from_module_finds_the_same_function(module, wanted: Activation) -> None
         (nn.ReLU6(), r"from_module must get one of nn\.ReLU, .*; got ReLU6"),
         (nn.Linear(2, 2), r"from_module must get one of .*; got Linear"),
         (nn.LeakyReLU(1.5), r"LeakyReLU\.negative_slope must be in \[0, 1\); got 1\.5"),
-        (nn.ELU(-1.0), r"ELU\.alpha must be a finite number of at least 0; got -1\.0"),
+        (nn.ELU(-1.0), r"ELU\.alpha must be zero or a positive number; got -1\.0"),
         (nn.ReLU, r"from_module must get an object; got the class ReLU\. Write nn\.ReLU\(\)\."),
     ],
     ids=repr,

@@ -249,10 +249,10 @@ def test_is_proximal_tolerance_decides() -> None:
         ({"points": 0}, r"points must be a whole number of at least 1; got 0"),
         ({"points": True}, r"points must be a whole number of at least 1; got True"),
         ({"points": 2, "samples": 0}, r"samples must be a whole number of at least 1; got 0"),
-        ({"points": 2, "scale": -1.0}, r"scale must be positive; got -1\.0"),
+        ({"points": 2, "scale": -1.0}, r"scale must be a positive number; got -1\.0"),
         (
             {"points": 2, "tolerance": -1.0},
-            r"tolerance must be a finite number of at least 0; got -1\.0",
+            r"tolerance must be zero or a positive number; got -1\.0",
         ),
         (
             {"points": torch.zeros(3)},

@@ -183,7 +183,8 @@ def test_config_of_a_run_folder_is_its_config_file(tmp_path):
 def test_config_source_that_is_nowhere_lists_the_presets(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"config must be a TOML file, the folder of a run or one of camvid, .*; got 'cifar1'. Did you mean 'cifar10'",
+        match=r"config must be a TOML file, the folder of a run or one of camvid, .*; got "
+        r"'cifar1'. Did you mean 'cifar10'",
     ):
         load_config("cifar1")
     with pytest.raises(ValueError, match=r"nowhere.toml: there is no such file or folder"):

@@ -61,10 +61,12 @@ def _restore(key: str, rule: str, value: object, remedy: str, got: str) -> Setti
     return SettingError(key, rule, value, remedy, got=got)
 
 
-def require_positive(key: str, value: object, *, or_zero: bool = False) -> None:
+def require_positive(key: str, value: object, *, or_zero: bool = False, remedy: str = "") -> None:
     """Raise unless `value` is a finite number greater than 0, or 0 where that is allowed."""
     if not (_is_number(value) and (0 < value < math.inf or (or_zero and value == 0))):  # type: ignore[operator]
-        raise SettingError(key, f"be {'zero or ' if or_zero else ''}a positive number", value)
+        raise SettingError(
+            key, f"be {'zero or ' if or_zero else ''}a positive number", value, remedy
+        )
 
 
 def require_finite(key: str, value: object) -> None:

@@ -20,7 +20,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from equipoise.core import SourceError, remove_partials, require_count, write_atomically
+from equipoise.core import (
+    SourceError,
+    remove_partials,
+    require_count,
+    require_whole,
+    write_atomically,
+)
 
 __all__ = [
     "CheckpointError",
@@ -166,8 +172,7 @@ class Checkpoints:
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
         """Write a checkpoint, and after that remove those that are too many."""
-        if step < 0:
-            raise ValueError(f"Checkpoints.save must get a step of at least 0; got {step}.")
+        require_whole("Checkpoints.save.step", step)
         path = self.folder / f"step-{step:09d}.safetensors"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_checkpoint(path, tensors, state)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.core import require_type, require_whole
 from equipoise.engine.distributed import Group
 from equipoise.engine.optimizer import Average
 from equipoise.engine.tasks import Task
@@ -119,9 +120,7 @@ class RunProgress:
             "log",
             "updates",
         ):
-            value = getattr(loaded, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ValueError(f"{name} must be a whole number of at least 0; got {value!r}")
+            require_whole(name, getattr(loaded, name))
         kinds: dict[str, tuple[type, ...]] = {
             **dict.fromkeys(("seconds", "epoch_seconds", "busy"), (int, float)),
             **dict.fromkeys(("scale", "train", "test"), (dict,)),
@@ -129,10 +128,7 @@ class RunProgress:
             "confusion": (list, NoneType),
         }
         for name, kind in kinds.items():
-            if not isinstance(getattr(loaded, name), kind):
-                raise ValueError(
-                    f"{name} must be a {kind[-1].__name__}; got {getattr(loaded, name)!r}"
-                )
+            require_type(name, getattr(loaded, name), kind, f"a {kind[-1].__name__}")
         vars(self).update(vars(loaded))
 
 

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise.core.registry import choose
-from equipoise.core.validate import require_fraction, require_positive, require_type
+from equipoise.core.validate import (
+    SettingError,
+    require_finite,
+    require_fraction,
+    require_positive,
+    require_type,
+)
 from equipoise.layers.cell import Cell, as_number
 from equipoise.layers.certificate import Certificate, averaged
 from equipoise.layers.problem import Problem
@@ -137,14 +143,9 @@ class ChangeOfVariable(_Change):
         shift: Tensor | float | None = None,
     ) -> None:
         super().__init__(cell)
-        if (
-            isinstance(scale, bool)
-            or not isinstance(scale, int | float)
-            or not 0 < abs(scale) < math.inf
-        ):
-            raise ValueError(
-                f"ChangeOfVariable.scale must be a finite number other than 0; got {scale!r}."
-            )
+        require_finite("ChangeOfVariable.scale", scale)
+        if scale == 0:
+            raise SettingError("ChangeOfVariable.scale", "not be 0", scale)
         self.scale = float(scale)
         self.matrix: Tensor | None
         self.inverse: Tensor | None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.core.transforms import full_precision, outside_graphs
+from equipoise.core.validate import require_size
 
 __all__ = ["convolution_bound", "dense_norm"]
 
@@ -112,11 +113,8 @@ def convolution_bound(
     if circular_size is None:
         rows, columns = DENSITY * (height - 1), DENSITY * (width - 1)
         slack /= math.cos(math.pi / (2 * DENSITY)) ** ((height > 1) + (width > 1))
-    elif min(circular_size) < 1:
-        raise ValueError(
-            f"convolution_bound.circular_size must be two positive numbers; got {circular_size}."
-        )
     else:
+        require_size("convolution_bound.circular_size", circular_size)
         rows, columns = circular_size
     # A kernel of height or width 1 is the same at all frequencies of that axis.
     grid = (rows if height > 1 else 1, columns if width > 1 else 1)

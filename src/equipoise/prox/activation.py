@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from equipoise.core.registry import Registry
+from equipoise.core.validate import require_between, require_positive
 from equipoise.prox.special import exponential_excess, log_cosh, sigmoid_integral, softplus_integral
 
 __all__ = [
@@ -143,11 +144,6 @@ def _infinite_where(outside: Tensor, value: Tensor) -> Tensor:
     return value.masked_fill(outside, math.inf)
 
 
-def _require_at_least_zero(owner: str, value: object, why: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"{owner} must be a finite number of at least 0; got {value!r}. {why}")
-
-
 @final
 @ACTIVATIONS.register("relu")
 @dataclass(frozen=True)
@@ -193,9 +189,7 @@ class LeakyReLU(Activation):
     negative_slope: float = 0.01
 
     def __post_init__(self) -> None:
-        slope = self.negative_slope
-        if isinstance(slope, bool) or not isinstance(slope, int | float) or not 0 <= slope < 1:
-            raise ValueError(f"LeakyReLU.negative_slope must be in [0, 1); got {slope!r}.")
+        require_between("LeakyReLU.negative_slope", self.negative_slope, 0, 1, "[)")
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.leaky_relu(a, self.negative_slope)
@@ -338,8 +332,11 @@ class ELU(Activation):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_at_least_zero(
-            "ELU.alpha", self.alpha, "A negative alpha makes the activation decrease."
+        require_positive(
+            "ELU.alpha",
+            self.alpha,
+            or_zero=True,
+            remedy="A negative alpha makes the activation decrease.",
         )
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -403,10 +400,11 @@ class SoftShrink(Activation):
     threshold: float = 0.5
 
     def __post_init__(self) -> None:
-        _require_at_least_zero(
+        require_positive(
             "SoftShrink.threshold",
             self.threshold,
-            "A negative threshold makes the activation jump.",
+            or_zero=True,
+            remedy="A negative threshold makes the activation jump.",
         )
 
     def __call__(self, a: Tensor) -> Tensor:

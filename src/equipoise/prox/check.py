@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.core.validate import require_count, require_positive
+
 __all__ = ["ProxReport", "is_proximal"]
 
 _HALVINGS = 8
@@ -86,10 +88,7 @@ def is_proximal(
     """
     at = _points(points, samples, scale, generator)
     tolerance = math.sqrt(torch.finfo(at.dtype).eps) if tolerance is None else tolerance
-    if not (math.isfinite(tolerance) and tolerance >= 0):
-        raise ValueError(
-            f"is_proximal.tolerance must be a finite number of at least 0; got {tolerance}."
-        )
+    require_positive("is_proximal.tolerance", tolerance, or_zero=True)
 
     def f(z: Tensor) -> Tensor:
         value = function(z if inverse is None else inverse(z))
@@ -162,13 +161,9 @@ def _points(
                 f"{points.dtype} of shape {tuple(points.shape)}."
             )
         return points.detach()
-    for name, count in (("points", points), ("samples", samples)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(
-                f"is_proximal.{name} must be a whole number of at least 1; got {count!r}."
-            )
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"is_proximal.scale must be positive; got {scale}.")
+    require_count("is_proximal.points", points)
+    require_count("is_proximal.samples", samples)
+    require_positive("is_proximal.scale", scale)
     return scale * torch.randn(samples, points, generator=generator)
 
 

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.validate import require_count, require_positive
+from equipoise.core.validate import require_count, require_positive, require_whole
 from equipoise.prox.regularizer import REGULARIZERS, Regularizer
 
 __all__ = ["HSIC", "Decorrelation"]
@@ -96,8 +96,7 @@ class HSIC(Regularizer):
         require_positive("HSIC.bandwidth", self.bandwidth)
         if self.features is not None:
             require_count("HSIC.features", self.features)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise ValueError(f"HSIC.seed must be a whole number; got {self.seed!r}.")
+        require_whole("HSIC.seed", self.seed)
         frequencies = None
         if self.features is not None:
             source = torch.Generator().manual_seed(self.seed)

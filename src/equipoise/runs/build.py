@@ -69,17 +69,13 @@ def load_samples(data: DataConfig) -> Samples:
         return Samples(train, test, test)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     if data.subset > len(train):
-        raise ValueError(
-            f"data.subset must be at most {len(train)}, the number of training samples; got "
-            f"{data.subset}."
-        )
+        rule = f"be at most {len(train)}, the number of training samples"
+        raise SettingError("data.subset", rule, data.subset)
     order = order[: data.subset or len(train)]
     held = round(data.holdout * len(order))
     if data.holdout and not 0 < held < len(order):
-        raise ValueError(
-            f"data.holdout must leave samples on both sides; got {data.holdout} of "
-            f"{len(order)} samples."
-        )
+        got = f"{data.holdout} of {len(order)} samples"
+        raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
     kept = train.select_rows(order[: len(order) - held])
     return Samples(kept, train.select_rows(order[len(order) - held :]) if held else test, test)
 
@@ -113,7 +109,6 @@ def load_part(data: DataConfig, split: str | None) -> Dataset:
 def _load(data: DataConfig, split: str) -> Dataset:
     try:
         dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
-        return dataset.select_classes(data.classes) if data.classes else dataset
     except SettingError as error:
         raise as_config_error(error, DataConfig, data.options) from error
     except TypeError as error:
@@ -122,6 +117,10 @@ def _load(data: DataConfig, split: str) -> Dataset:
     except ImportError as error:
         rule = "be data that can be read with what is installed"
         raise SettingError("data.name", rule, data.name, str(error)) from error
+    try:
+        return dataset.select_classes(data.classes) if data.classes else dataset
+    except SettingError as error:
+        raise error.about("data.classes") from error
 
 
 def make_transforms(
@@ -138,25 +137,23 @@ def make_transforms(
         asked = [name for name in ("greyscale", "size", "mean", "noise") if getattr(data, name)]
         asked += ["augment"] if data.augment != "none" else []
         if asked:
-            raise ValueError(
-                f"data.{asked[0]} must be left out: it is for images, and {data.name!r} holds none."
-            )
+            rule = f"be left out, since it is for images and {data.name!r} holds none"
+            raise SettingError(f"data.{asked[0]}", rule, getattr(data, asked[0]))
         return None, None
     # Bytes are cheaper to move about than floats, so images are cut before they are turned into
     # floats.
     first: list[Transform] = [Greyscale()] if data.greyscale else []
     size = (data.size[0], data.size[1]) if data.size else None
     if math.prod(data.size) > MAX_PIXELS:
-        raise ValueError(f"data.size must have at most {MAX_PIXELS} pixels; got {list(data.size)}.")
+        raise SettingError("data.size", f"have at most {MAX_PIXELS} pixels", data.size)
     resize: list[Transform] = [Resize(size)] if size else []
     if data.augment == "random-resized-crop" and size:
         vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]
     else:
         side = min(data.size or dataset.shape[1:])
         if data.augment == "pad-crop-flip" and data.padding > side:
-            raise ValueError(
-                f"data.padding must be at most {side}, the size of the images; got {data.padding}."
-            )
+            rule = f"be at most {side}, the size of the images"
+            raise SettingError("data.padding", rule, data.padding)
         ignore = dataset.ignore if dataset.ignore is not None else 255
         vary = (
             [*resize, PadCropFlip(data.padding, data.flip, ignore=ignore)]
