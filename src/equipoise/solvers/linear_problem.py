@@ -54,17 +54,18 @@ class LinearProblem(Problem):
         self.symmetric = base.symmetric
         self.can_drop_rows = base.can_drop_rows
         self.work = base.work
-        if local is None:
-            self._product: Callable[[Any], Any] = self._differentiable_product
-        else:
-            # The two products are equal for a symmetric Jacobian, and autograd's transposed one is
-            # the cheaper.
-            self._product = local.vjp if transpose or base.symmetric else local.jvp
+        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
+        # cheaper.
+        self._fast_product: Callable[[Any], Any] | None = None
+        if local is not None:
+            self._fast_product = local.vjp if transpose or base.symmetric else local.jvp
 
     def product(self, v: Tensor) -> Tensor:
         """Return the linear part at `v`."""
         self.work.count += 1
-        product: Tensor = self._product(v)
+        if self._fast_product is None:
+            return self._differentiable_product(v)
+        product: Tensor = self._fast_product(v)
         return product
 
     def __call__(self, v: Tensor) -> Tensor:
@@ -85,8 +86,9 @@ class LinearProblem(Problem):
     def linearize(self, z: Tensor) -> Linearization:
         problem = self.linearized()
         assert problem.local is not None
+        assert problem._fast_product is not None
         other = problem.local.jvp if self.transpose else problem.local.vjp
-        return Linearization(problem(z), problem._product, other)
+        return Linearization(problem(z), problem._fast_product, other)
 
     def declared(self, z: Tensor) -> Linearization:
         return self.linearize(z)
