@@ -2,6 +2,6 @@
 
 from equipoise.analysis.certificate import certify
 from equipoise.analysis.problem import objective
-from equipoise.analysis.spectrum import spectral_radius
+from equipoise.analysis.spectrum import SpectralRadius, spectral_radius
 
-__all__ = ["certify", "objective", "spectral_radius"]
+__all__ = ["SpectralRadius", "certify", "objective", "spectral_radius"]
