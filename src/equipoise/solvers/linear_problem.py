@@ -23,7 +23,7 @@ class LinearProblem(Problem):
     the arguments again, which derivatives of higher order need.
 
     Residuals are relative to `max(|f(v)|, |g|)`: smaller than `|v|` times machine epsilon they
-    cannot become.
+    cannot become. Those of Newton systems, solved roughly, are relative to `|g|` alone.
 
     Args:
         base: The problem whose Jacobian it is.
@@ -31,6 +31,7 @@ class LinearProblem(Problem):
         g: The constant term.
         transpose: Whether to use the transposed Jacobian.
         local: The linearisation of `base` at `point`.
+        forcing: Whether residuals are relative to `|g|` alone, as Newton's forcing terms are.
     """
 
     affine = True
@@ -43,12 +44,14 @@ class LinearProblem(Problem):
         *,
         transpose: bool,
         local: Linearization | None = None,
+        forcing: bool = False,
     ) -> None:
         self.base = base
         self.point = point
         self.g = g
         self.transpose = transpose
         self.local = local
+        self.forcing = forcing
         self.args = (g, point, *base.args)
         self.mutable_args = frozenset(index + 2 for index in base.mutable_args)
         self.symmetric = base.symmetric
@@ -98,7 +101,7 @@ class LinearProblem(Problem):
         return row_norm(self.g)
 
     def scale(self, f: Tensor) -> Tensor:
-        return torch.maximum(row_norm(f), self._scale)
+        return self._scale if self.forcing else torch.maximum(row_norm(f), self._scale)
 
     def select_rows(self, rows: Tensor) -> LinearProblem:
         base, point, local = self.base.select_rows(rows), self.point[rows], self.local
@@ -117,7 +120,9 @@ class LinearProblem(Problem):
     def _with_local(
         self, base: Problem, point: Tensor, g: Tensor, local: Linearization | None
     ) -> LinearProblem:
-        return LinearProblem(base, point, g, transpose=self.transpose, local=local)
+        return LinearProblem(
+            base, point, g, transpose=self.transpose, local=local, forcing=self.forcing
+        )
 
 
 def func_vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:

@@ -71,7 +71,7 @@ class _Search(Rule):
             self.local, self.rest = None, rest - 1
             return Move(at.f)
         local = self.local or self.problem.linearize(z)
-        system = LinearProblem(self.problem, z, gap, transpose=False, local=local)
+        system = LinearProblem(self.problem, z, gap, transpose=False, local=local, forcing=True)
         direction = run(system, torch.zeros_like(z), self.inner, self.stop, f=gap).value
         direction = torch.where(resting, gap, direction)
         before = at.size[:, None]

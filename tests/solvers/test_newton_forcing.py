@@ -1,0 +1,49 @@
+"""Newton's inner solves are as exact as the forcing term says, relative to the gap alone."""
+
+import pytest
+import torch
+
+from equipoise import Newton, Stop, solve
+
+SIZE = 50
+MESH = 1 / (SIZE + 1)
+
+
+def poisson(z: torch.Tensor) -> torch.Tensor:
+    """Jacobi's iteration for `-u'' = 1`, whose spectral radius is `cos(pi h)`, 0.998."""
+    return z - (_laplace(z) - MESH**2) / 2
+
+
+def bratu(z: torch.Tensor) -> torch.Tensor:
+    """The same for `-u'' = 2 exp(u)` (Bratu, 1914)."""
+    return z - (_laplace(z) - 2 * MESH**2 * z.exp()) / 2
+
+
+def _laplace(z: torch.Tensor) -> torch.Tensor:
+    padded = torch.nn.functional.pad(z, (1, 1))
+    return 2 * z - padded[:, :-2] - padded[:, 2:]
+
+
+@pytest.mark.parametrize("step", [poisson, bratu])
+def test_newton_needs_few_steps_where_plain_iteration_hardly_moves(step) -> None:
+    z0 = torch.zeros(2, SIZE, dtype=torch.float64)
+    found = solve(step, z0, Newton(), Stop(1e-8, max_steps=50))
+    assert found.converged.all()
+    assert found.steps.max() <= 8
+    assert found.evaluations.max() <= 320
+    if step is poisson:
+        t = MESH * torch.arange(1, SIZE + 1, dtype=torch.float64)
+        torch.testing.assert_close(found.value, (t * (1 - t) / 2).expand(2, -1), rtol=1e-4, atol=0)
+
+
+def test_newton_solves_a_contraction_of_rate_0_99999() -> None:
+    basis = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64))[0]
+    rates = torch.linspace(-0.99999, 0.99999, 40, dtype=torch.float64)
+    W = basis @ rates.diag() @ basis.T
+    c = torch.randn(3, 40, dtype=torch.float64)
+    stop = Stop(1e-10, max_steps=50)
+    found = solve(lambda z: z @ W.T + c, torch.zeros_like(c), Newton(), stop)
+    assert found.converged.all()
+    assert found.steps.max() <= 10
+    exact = torch.linalg.solve(torch.eye(40, dtype=torch.float64) - W, c.T).T
+    torch.testing.assert_close(found.value, exact, rtol=1e-4, atol=0)
