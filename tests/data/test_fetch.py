@@ -14,7 +14,7 @@ from published import IDX, write_idx
 from equipoise.data import DATASETS, DataError, load_data
 from equipoise.data.fetch import Download, fetch
 
-CONTENT = gzip.compress(bytes(range(256)) * 10)
+CONTENT = gzip.compress(bytes(range(256)) * 10, mtime=0)  # else two workers collect other tests
 SHA = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
 MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
