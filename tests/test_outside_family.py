@@ -220,3 +220,59 @@ def test_outside_family_that_cannot_be_found_is_told_in_one_line(
         assert sentence in printed.err
         assert len(printed.err.splitlines()) == 1
     assert not Path("run").exists()
+
+
+def write_tables(train: str, test: str, classes: int = 3) -> None:
+    """Write two tables whose first column is the class, with these names, and then its features."""
+    for split, names, count in (("train", train, 3), ("test", test, classes)):
+        rows = "".join(f"{k % count},{k % count + 1}.0,0.0\n" for k in range(60))
+        Path("rings", f"{split}.csv").write_text(f"{names}\n{rows}")
+
+
+LABELLED = ("data.options={label='kind'}", "model.name=toy_family:plain", "--quiet")
+
+
+@pytest.mark.usefixtures("folder")
+def test_prediction_leaves_out_the_label_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables("kind,a,b", "kind,a,b")
+    ask(capsys, "train", "table.toml", *LABELLED, "--output", "run")
+    Path("bare.csv").write_text("a,b\n1,0\n2,0\n3,0\n")
+    Path("labelled.csv").write_text("kind,a,b\n2,1,0\n0,2,0\n1,3,0\n")
+    answers = [
+        [row["label"], row["probability"]]
+        for name in ("bare.csv", "labelled.csv")
+        for row in csv.DictReader(ask(capsys, "predict", "run", name).splitlines())
+    ]
+    assert answers[:3] == answers[3:]
+    Path("nameless.csv").write_text("2,1,0\n")
+    assert main(["predict", "run", "nameless.csv"]) == 2
+    printed = capsys.readouterr()
+    assert "it cannot be told which one is the label" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("folder")
+def test_tables_with_other_columns_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables("kind,a,b", "kind,b,a")
+    assert main(["train", "table.toml", *LABELLED, "--output", "run"]) == 2
+    sentence = "The columns of 'csv' test must be those of the training data, a, b; got b, a."
+    assert sentence in capsys.readouterr().err
+    assert not Path("run").exists()
+    write_tables("kind,a,b", "kind,a,b")
+    ask(capsys, "train", "table.toml", *LABELLED, "train.epochs=1", "--output", "run")
+    write_tables("kind,a,b", "kind,b,a")
+    assert main(["evaluate", "run"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+def test_test_table_may_lack_classes_but_have_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    write_tables("kind,a,b", "kind,a,b", classes=2)
+    ask(capsys, "train", "table.toml", *LABELLED, "train.epochs=1", "--output", "run")
+    assert "accuracy" in ask(capsys, "evaluate", "run")
+    write_tables("kind,a,b", "kind,a,b", classes=4)
+    sentence = "The classes of 'csv' test must be those of the training data, 0, 1, 2; got 0, 1"
+    assert main(["evaluate", "run"]) == 2
+    assert sentence in capsys.readouterr().err
+    assert main(["train", "table.toml", *LABELLED, "--output", "more"]) == 2
+    assert sentence in capsys.readouterr().err

@@ -260,10 +260,12 @@ def test_csv_reader_finds_the_label_by_name_and_takes_files_without_titles(tmp_p
     (tmp_path / "a.csv").write_text(
         "\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8"
     )
-    x, y = read_csv(tmp_path / "a.csv", "kind")
+    x, y, columns = read_csv(tmp_path / "a.csv", "kind")
     assert (x.tolist(), y.tolist()) == ([[2.5, -300], [4, 5]], [1, 0])
+    assert columns == ("a", "b")
     (tmp_path / "b.csv").write_text("1,2,3\n4,5,6\n")
     assert read_csv(tmp_path / "b.csv")[1].tolist() == [3, 6]
+    assert read_csv(tmp_path / "b.csv")[2] == ()
 
 
 def test_table_readers_take_the_number_of_classes(tmp_path: Path) -> None:
@@ -313,4 +315,5 @@ def test_data_set_gives_some_of_its_samples_and_classes():
         "classes": tuple("0123456789"),
         "shape": (1, 8, 8),
         "ignore": None,
+        "columns": (),
     }

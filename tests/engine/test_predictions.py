@@ -470,3 +470,39 @@ def test_prediction_refuses_numbers_below_one() -> None:
     for option in ("continuation", "window"):
         with pytest.raises(ValueError, match=f"LanguageModelling.{option} must be a whole number"):
             LanguageModelling(5, **{option: 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kind,a,b\n9,1,2\n", [[1, 2]]),
+        ("a,b,kind\n1,2,9\n", [[1, 2]]),
+        ("a,kind,b\n1,cat,2\n", [[1, 2]]),  # a label need not be a number
+        ("b,a\n2,1\n", [[1, 2]]),
+        ("a,b\n1,2\n", [[1, 2]]),
+        ("1,2\n3,4\n", [[1, 2], [3, 4]]),
+    ],
+)
+def test_table_gives_the_columns_that_the_model_was_trained_on(
+    tmp_path: Path, text: str, expected: list[list[float]]
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    found = read_inputs([tmp_path / "a.csv"], shape=(2,), columns=("a", "b"))
+    assert [sample.tolist() for _, sample in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1,2,9\n", "has 3 columns without names, so it cannot be told which one is the label"),
+        ("a,c,kind\n1,2,9\n", "has no column 'b'; the model was trained on a, b"),
+        ("a,a,b\n1,2,9\n", "must give each column a name of its own"),
+        ("a,b,kind\n1,2\n", "has 2 columns in row 2; 3 expected"),
+    ],
+)
+def test_table_whose_features_cannot_be_told_is_refused(
+    tmp_path: Path, text: str, reason: str
+) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(DataError, match=reason):
+        list(read_inputs([tmp_path / "a.csv"], shape=(2,), columns=("a", "b")))

@@ -226,11 +226,11 @@ def test_parts_of_the_training_data_do_not_overlap():
         ),
         (
             DataConfig("digits", classes=(3, 3)),
-            "Dataset.select_classes.labels must be different numbers from 0 to 9; got [3, 3].",
+            "data.classes must be different numbers from 0 to 9; got [3, 3].",
         ),
         (
             DataConfig("digits", classes=(10,)),
-            "Dataset.select_classes.labels must be different numbers from 0 to 9; got [10].",
+            "data.classes must be different numbers from 0 to 9; got [10].",
         ),
     ],
     ids=range(4),
@@ -296,7 +296,8 @@ def test_transforms_of_images_are_refused_for_tables(tmp_path):
     samples = load_samples(data)
     assert make_transforms(data, samples.train) == (None, None)
     with pytest.raises(
-        ValueError, match=r"data\.size must be left out: it is for images, and 'npz' holds none"
+        ValueError,
+        match=r"data\.size must be left out, since it is for images and 'npz' holds none",
     ):
         make_transforms(replace(data, size=(8, 8)), samples.train)
     config = load_config(

@@ -33,6 +33,7 @@ def run(arguments: Namespace) -> int:
         shape=(*run.about.shape[:1], *size),
         multiple=run.model.size_multiple if task.takes_whole_images else None,
         vocabulary=run.classes if task.reads_text else None,
+        columns=run.about.columns,
     )
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
     missed = write_predictions(found, arguments.out, sys.stdout)

@@ -43,12 +43,16 @@ class CSV(TableReader):
         path = find_file(folder, f"{split}.csv")
         if path is None:
             raise self.missing(folder, f"{split}.csv")
-        features, labels = read_csv(path, self.label)
-        return self.make_dataset(split, path, features, labels)
+        features, labels, columns = read_csv(path, self.label)
+        return self.make_dataset(split, path, features, labels, columns=columns)
 
 
-def read_csv(path: Path, label: str | None = None) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return the features, shape (rows, columns - 1), and the labels of a CSV file.
+def read_csv(
+    path: Path, label: str | None = None
+) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
+    """Return the features of a CSV file, (rows, columns - 1), its labels, and the features' names.
+
+    There are no names in a file whose first row holds numbers.
 
     Args:
         path: The file, in UTF-8.
@@ -65,7 +69,8 @@ def read_csv(path: Path, label: str | None = None) -> tuple[NDArray[np.float32],
     if not rows:
         raise DataError(path, "is empty")
     titles = [cell.strip() for cell in rows[0][1]]
-    if any(cell and _number(cell) is None for cell in titles):
+    named = any(cell and _number(cell) is None for cell in titles)
+    if named:
         rows = rows[1:]
     elif label is not None:
         raise DataError(
@@ -105,7 +110,9 @@ def read_csv(path: Path, label: str | None = None) -> tuple[NDArray[np.float32],
             f"row {number}, column {titles[column]!r} is {row[column]!r}; labels must be whole "
             "numbers",
         )
-    return np.delete(values, column, axis=1).astype(np.float32), labels.astype(np.int64)
+    features = np.delete(values, column, axis=1).astype(np.float32)
+    columns = (*titles[:column], *titles[column + 1 :]) if named else ()
+    return features, labels.astype(np.int64), columns
 
 
 def _number(cell: str) -> float | None:

@@ -35,6 +35,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         sample: Reads the sample at a position, if they are read one by one.
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.
+        columns: Names of the features of a table, if its file names them.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     sample: Callable[[int], tuple[Tensor, Tensor]] | None = None
     count: int = 0
     ignore: int | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)
@@ -95,9 +97,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
 
     def about(self) -> dict[str, Any]:
         """Return what is known about the samples, as plain values."""
-        return {
-            name: getattr(self, name) for name in ("name", "task", "classes", "shape", "ignore")
-        }
+        names = ("name", "task", "classes", "shape", "ignore", "columns")
+        return {name: getattr(self, name) for name in names}
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return a data set of some of the samples, in the order given.

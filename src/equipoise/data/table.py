@@ -48,6 +48,7 @@ class TableReader(Reader):
         features: NDArray[Any],
         labels: NDArray[Any],
         labels_path: Path | None = None,
+        columns: tuple[str, ...] = (),
     ) -> Dataset:
         """Return features and labels as a data set.
 
@@ -57,6 +58,7 @@ class TableReader(Reader):
             features: One row for each sample; bytes stay bytes, other numbers become float32.
             labels: Whole numbers.
             labels_path: The file of the labels, if it is another one.
+            columns: Names of the features, if they have names.
         """
         labels_path = labels_path or path
         x = np.ascontiguousarray(
@@ -74,5 +76,12 @@ class TableReader(Reader):
         y = check_labels(labels_path, labels, count, rows=len(x))
         names = tuple(str(i) for i in range(count))
         return Dataset(
-            self.name, split, "arrays", names, x.shape[1:], torch.from_numpy(x.copy()), y
+            self.name,
+            split,
+            "arrays",
+            names,
+            x.shape[1:],
+            torch.from_numpy(x.copy()),
+            y,
+            columns=columns,
         )

@@ -31,14 +31,17 @@ def read_inputs(
     shape: Sequence[int],
     multiple: int | None = None,
     vocabulary: Sequence[str] | None = None,
+    columns: Sequence[str] = (),
 ) -> Iterator[tuple[str, Tensor]]:
     """Read samples one by one, each with a name: its file, and its index in a file of many.
 
     Images come as bytes, brought to the size of the model as those of a data set are: scaled
     until they cover it, then cropped about their centre. Arrays and tables hold a sample in each
-    row, must have the model's size, and stay as they are: bytes, or float32. Rows of a table that
-    are one longer end in a label, which is left out. Every failure is a `DataError` that names the
-    file.
+    row, must have the model's size, and stay as they are: bytes, or float32. A table whose first
+    row names its columns gives those of `columns`, in that order. Rows of a table without names
+    that are one longer end in a label, which is left out, unless the model was trained on named
+    columns: then nobody knows which one is the label. Every failure is a `DataError` that names
+    the file.
 
     Args:
         paths: Files, and folders whose images are meant, sorted, without those in their
@@ -48,6 +51,7 @@ def read_inputs(
             (`Model.size_multiple`); each is brought to the nearest one.
         vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one
             sample each.
+        columns: Names of the features that the model was trained on (`Dataset.columns`).
     """
     shape = tuple(shape)
     for path in map(Path, paths):
@@ -61,7 +65,7 @@ def read_inputs(
             else:
                 raise DataError(path, "is not there")
         for file in files:
-            yield from _read(file, shape, multiple, vocabulary)
+            yield from _read(file, shape, multiple, vocabulary, tuple(columns))
 
 
 def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
@@ -84,7 +88,11 @@ def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
 
 
 def _read(
-    path: Path, shape: tuple[int, ...], multiple: int | None, vocabulary: Sequence[str] | None
+    path: Path,
+    shape: tuple[int, ...],
+    multiple: int | None,
+    vocabulary: Sequence[str] | None,
+    columns: tuple[str, ...],
 ) -> Iterator[tuple[str, Tensor]]:
     suffix = path.suffix.lower()
     if vocabulary is not None:
@@ -94,7 +102,7 @@ def _read(
     elif suffix in SUFFIXES:
         yield str(path), _image(path, shape, multiple)
     elif suffix in (".npy", ".npz", ".csv"):
-        values = _table(path) if suffix == ".csv" else _array(path)
+        values = _table(path, columns, math.prod(shape)) if suffix == ".csv" else _array(path)
         for i, sample in enumerate(_samples(path, values, shape, multiple)):
             yield f"{path}[{i}]", sample
     else:
@@ -155,7 +163,8 @@ def _array(path: Path) -> NDArray[Any]:
                 return read_npy(path, stream, found.file_size)
 
 
-def _table(path: Path) -> NDArray[np.float64]:
+def _table(path: Path, columns: tuple[str, ...], size: int) -> NDArray[np.float64]:
+    """The features of a table, without its label, if they can be told apart."""
     content = read_file(path)
     with data_errors_of(path):
         rows = [
@@ -165,15 +174,49 @@ def _table(path: Path) -> NDArray[np.float64]:
             )
             if row
         ]
+    titles: list[str] = []
     if rows and any(cell.strip() and not _is_number(cell) for cell in rows[0][1]):
-        rows = rows[1:]  # the names of the columns
+        titles = [cell.strip() for cell in rows[0][1]]
+        rows = rows[1:]
+    kept = _find_columns(path, titles, columns) if titles and columns else None
     for i, row in rows:
-        if len(row) != len(rows[0][1]):
-            raise DataError(path, f"has {len(row)} columns in row {i}; {len(rows[0][1])} expected")
+        width = len(titles or rows[0][1])
+        if len(row) != width:
+            raise DataError(path, f"has {len(row)} columns in row {i}; {width} expected")
         for number, cell in enumerate(row, start=1):
-            if not _is_number(cell):
+            if (kept is None or number - 1 in kept) and not _is_number(cell):
                 raise DataError(path, f"row {i}, column {number} is {cell.strip()!r}, not a number")
-    return np.array([row for _, row in rows], dtype=np.float64)
+    if kept is not None:
+        return np.array([[row[k] for k in kept] for _, row in rows], dtype=np.float64)
+    values = np.array([row for _, row in rows], dtype=np.float64)
+    if not len(values) or values.shape[1] != size + 1:
+        return values
+    if columns:
+        raise DataError(
+            path,
+            f"has {size + 1} columns without names, so it cannot be told which one is the label "
+            f"and not one of {_list_names(columns)}; name them in a first row",
+        )
+    return values[:, :-1]
+
+
+def _find_columns(path: Path, titles: Sequence[str], columns: Sequence[str]) -> list[int]:
+    """Where the features that a model was trained on are in a table whose columns have names."""
+    if len(set(columns)) < len(columns) or len(set(titles)) < len(titles):
+        if list(titles) == list(columns):
+            return list(range(len(columns)))
+        raise DataError(path, "must give each column a name of its own")
+    absent = [name for name in columns if name not in titles]
+    if absent:
+        raise DataError(
+            path,
+            f"has no column {absent[0]!r}; the model was trained on {_list_names(columns)}",
+        )
+    return [titles.index(name) for name in columns]
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
 
 
 def _is_number(cell: str) -> bool:
@@ -193,8 +236,6 @@ def _samples(
     if values.shape == shape:
         values = values[None]
     size, own = math.prod(shape), values.shape[1:]
-    if path.suffix.lower() == ".csv" and own == (size + 1,):
-        values = values[:, :-1]
     free = (
         multiple is not None
         and len(own) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +36,7 @@ __all__ = [
     "load_test",
     "make_model",
     "make_transforms",
+    "require_alike",
     "resolve",
     "try_out",
 ]
@@ -65,6 +67,7 @@ def load_samples(data: DataConfig) -> Samples:
         data: Which ones.
     """
     train, test = _load(data, "train"), load_test(data)
+    require_alike(train, test)
     if not data.subset and not data.holdout:
         return Samples(train, test, test)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
@@ -78,6 +81,36 @@ def load_samples(data: DataConfig) -> Samples:
         raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
     kept = train.select_rows(order[: len(order) - held])
     return Samples(kept, train.select_rows(order[len(order) - held :]) if held else test, test)
+
+
+def require_alike(train: Dataset, other: Dataset) -> None:
+    """Raise unless samples have the columns and the classes of those that a model learns from.
+
+    Tables number their classes, so one that lacks the last ones still agrees.
+
+    Args:
+        train: What the model learns from, or what is known of it.
+        other: What it is scored on.
+    """
+    if train.columns and other.columns and train.columns != other.columns:
+        raise SettingError(
+            f"The columns of {other.name!r} {other.split}",
+            f"be those of the training data, {_shorten(train.columns)}",
+            other.columns,
+            got=_shorten(other.columns),
+        )
+    same = train.classes[: len(other.classes)] if other.task == "arrays" else train.classes
+    if other.classes != same:
+        raise SettingError(
+            f"The classes of {other.name!r} {other.split}",
+            f"be those of the training data, {_shorten(train.classes)}",
+            other.classes,
+            got=_shorten(other.classes),
+        )
+
+
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names if len(names) <= 10 else (*names[:8], "...", names[-1]))
 
 
 def load_test(data: DataConfig, split: str | None = None) -> Dataset:

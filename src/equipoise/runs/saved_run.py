@@ -22,7 +22,14 @@ from equipoise.engine import (
 )
 from equipoise.layers import Certificate
 from equipoise.models import Model
-from equipoise.runs.build import load_part, make_model, make_transforms, resolve, try_out
+from equipoise.runs.build import (
+    load_part,
+    make_model,
+    make_transforms,
+    require_alike,
+    resolve,
+    try_out,
+)
 from equipoise.runs.config import Config, load_config
 
 __all__ = ["Run", "certify_run", "evaluate_run", "open_run"]
@@ -112,10 +119,10 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
     data = run.config.data if root is None else replace(run.config.data, root=root)
     dataset = load_part(data, split)
     train = run.config.train
-    if dataset.classes != run.classes:
-        raise SourceError(
-            folder, f"was trained on other classes than those of {data.name!r} {dataset.split}."
-        )
+    try:
+        require_alike(run.about, dataset)
+    except SettingError as error:
+        raise SourceError(folder, error) from error
     try_out(run.model, run.task, dataset, run.transform)
     return evaluate(
         run.model,
@@ -131,6 +138,9 @@ def _about(values: dict[str, Any]) -> Dataset:
     """The data set that a model was trained on, without samples."""
     kinds = {"name": str, "task": str, "classes": list, "shape": list, "ignore": int | None}
     odd = [name for name, kind in kinds.items() if not isinstance(values[name], kind)]
+    columns = values.get("columns", [])  # only tables have them
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        raise ValueError(f"columns of its data cannot be {columns!r}")
     odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
     odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
     if odd:
@@ -145,4 +155,5 @@ def _about(values: dict[str, Any]) -> Dataset:
         empty,
         empty,
         ignore=values["ignore"],
+        columns=tuple(columns),
     )
