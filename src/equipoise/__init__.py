@@ -128,6 +128,7 @@ _FOLDERS = (
     "plots",
     "report",
     "runs",
+    "testing",
 )
 
 # Names are imported when they are first used, because torch takes a second, and `equipoise --help`

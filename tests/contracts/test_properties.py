@@ -1,9 +1,10 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from problems import SymmetricMaskCell, rows
 
 from equipoise import SOLVERS, Equilibrium, Implicit, Shared, Stop, solve
+from equipoise.testing.cells import SymmetricMaskCell
+from equipoise.testing.trees import rows
 
 STOP = Stop(tolerance=1e-12, max_steps=1000)
 FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]

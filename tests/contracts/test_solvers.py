@@ -2,28 +2,24 @@ import numpy as np
 import pytest
 import scipy.optimize
 import torch
-from problems import (
+
+from equipoise import SAM, SOLVERS, Equilibrium, FixedPoint, Implicit, Linearization, Stop, solve
+from equipoise.solvers import Status, run
+from equipoise.testing import check_solver
+from equipoise.testing.cells import MaskCell, SymmetricMaskCell
+from equipoise.testing.problems import (
     PROBLEMS,
-    TIGHT,
     Known,
-    MaskCell,
-    Product,
-    SymmetricMaskCell,
     affine,
-    bare,
-    leaves,
     linear,
-    pick,
     residual_of,
-    rows,
     symmetric,
     tanh,
     tree,
 )
+from equipoise.testing.trees import bare, rows
 
-from equipoise import SOLVERS, Equilibrium, Implicit, Linearization, Shared, Status, Stop, solve
-from equipoise.solvers import LinearProblem, MapProblem, run
-
+TIGHT = Stop(tolerance=1e-13, max_steps=500)
 ALL = list(SOLVERS)
 FORWARD = [name for name in ALL if not SOLVERS[name].linear]
 LINEAR = [name for name in ALL if SOLVERS[name].linear]
@@ -37,9 +33,6 @@ PAIRS = [
 
 def among(*problems: str) -> list[tuple[str, str]]:
     return [pair for pair in PAIRS if pair[1] in problems]
-
-
-COARSE = Stop(tolerance=1e-6, absolute=1e-7, max_steps=500)
 
 
 def suitable(name: str) -> Known:
@@ -68,24 +61,9 @@ def test_registry_holds_forward_and_linear_solvers():
     assert {"conjugate_gradient", "bicgstab", "gmres", "neumann"} <= set(LINEAR)
 
 
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_forward_solver_finds_known_fixed_point(name, problem):
-    known = PROBLEMS[problem]()
-    solution = find(known, name)
-    assert solution.converged.all(), solution
-    assert error(solution.value, known.answer) < 1e-10
-    assert [leaf.shape for leaf in leaves(solution.value)] == [
-        leaf.shape for leaf in leaves(known.answer)
-    ]
-
-
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_forward_solver_finds_known_fixed_point_in_float32(name, problem):
-    known = PROBLEMS[problem](dtype=torch.float32)
-    solution = find(known, name, COARSE)
-    assert solution.converged.all(), solution
-    assert all(leaf.dtype == torch.float32 for leaf in leaves(solution.value))
-    assert error(solution.value, known.answer) < 1e-4
+@pytest.mark.parametrize("solver", [*SOLVERS, FixedPoint(0.9), SAM("l2")], ids=str)
+def test_solver_keeps_its_promises(solver):
+    check_solver(solver, max_steps=500)
 
 
 @pytest.mark.parametrize(("name", "problem"), among("relu", "tanh", "symmetric"))
@@ -118,17 +96,6 @@ def test_forward_solver_makes_one_step_when_asked_for_one(name):
     assert torch.allclose(solution.residual, after / scale, rtol=1e-10, atol=0)
     if name != "newton":  # all others begin with the plain step
         assert torch.equal(solution.value, known.step(known.start, bare(known.context)))
-
-
-@pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("max_steps", [1, 3, 500])
-def test_forward_solver_reports_recomputed_residual(name, max_steps):
-    known = suitable(name)
-    solution = find(known, name, Stop(tolerance=1e-9, max_steps=max_steps))
-    residual, scale = residual_of(known, solution.value)
-    assert torch.allclose(solution.residual, residual / scale, rtol=1e-4, atol=1e-15)
-    assert torch.equal(solution.converged, residual <= 1e-14 + 1e-9 * scale)
-    assert solution.converged.all() == (max_steps == 500)
 
 
 @pytest.mark.parametrize(
@@ -189,79 +156,8 @@ def test_newton_counts_evaluations_and_products():
     assert int(layer.last.evaluations.max()) == len(calls)
 
 
-@pytest.mark.parametrize(("name", "problem"), among("tanh", "symmetric", "tree"))
-def test_trace_holds_every_look(name, problem):
-    known = PROBLEMS[problem]()
-    solution = find(known, name, Stop(tolerance=1e-8), trace=True)
-    path = solution.trace
-    steps, batch = int(solution.steps.max()), rows(known.start).shape[0]
-    assert path.residual.shape == (steps + 1, batch)
-    assert len(path.state) == steps + 1
-    assert error(path.state[0], known.start) == 0
-    for look, state in enumerate(path.state):
-        residual, scale = residual_of(known, state)
-        assert torch.allclose(path.residual[look], residual / scale, rtol=1e-4, atol=1e-15)
-    for sample, ended in enumerate(solution.steps.tolist()):
-        end = rows(path.state[ended])[sample]
-        assert torch.equal(rows(path.state[-1])[sample], end)
-        assert torch.equal(rows(solution.value)[sample], end)
-        assert (path.residual[:ended, sample] > 1e-8).all()
-        assert (path.residual[ended:, sample] <= 1e-8).all()
-
-
 def test_trace_is_absent_unless_asked_for():
     assert find(tanh(), "anderson").trace is None
-
-
-@pytest.mark.parametrize("name", FORWARD)
-def test_looking_less_often_makes_fewer_looks_and_finds_the_same(name):
-    known = suitable(name)
-    often = find(known, name, Stop(tolerance=1e-10, max_steps=500))
-    rarely = find(known, name, Stop(tolerance=1e-10, max_steps=500, check_every=3), trace=True)
-    assert rarely.converged.all()
-    assert error(often.value, rarely.value) < 1e-8
-    assert (rarely.steps % 3 == 0).all()
-    assert (rarely.steps >= often.steps).all()
-    assert len(rarely.trace.state) == int(rarely.steps.max()) // 3 + 1
-
-
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_warm_start_at_solution_takes_no_step(name, problem):
-    known = PROBLEMS[problem]()
-    solution = solve(
-        known.step,
-        known.answer,
-        name,
-        Stop(tolerance=1e-10),
-        context=known.context,
-        symmetric=known.symmetric,
-        trace=True,
-    )
-    assert solution.converged.all()
-    assert (solution.steps == 0).all()
-    assert (solution.evaluations == 1).all()
-    assert error(solution.value, known.answer) == 0
-    assert solution.trace.residual.shape[0] == 1
-
-
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_sample_does_not_depend_on_its_batch_mates(name, problem):
-    known = PROBLEMS[problem]()
-    stop = Stop(tolerance=1e-11, max_steps=500)
-    together = find(known, name, stop)
-    for sample in range(rows(known.start).shape[0]):
-        index = slice(sample, sample + 1)
-        alone = solve(
-            known.step,
-            pick(known.start, index),
-            name,
-            stop,
-            context=pick(known.context, index),
-            symmetric=known.symmetric,
-        )
-        assert alone.status[0] == together.status[sample]
-        assert abs(int(alone.steps[0]) - int(together.steps[sample])) <= 1
-        assert error(alone.value, pick(together.value, index)) < 1e-8
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -289,60 +185,6 @@ def test_hard_and_easy_samples_share_a_batch(name):
 
 
 @pytest.mark.parametrize("name", FORWARD)
-@pytest.mark.parametrize("with_context", [True, False])
-def test_samples_that_cannot_leave_are_frozen(name, with_context):
-    known = suitable(name)
-    context = bare(known.context)
-
-    def closed(z, _=None):
-        assert with_context or z.shape == known.start.shape
-        return known.step(z, context)
-
-    if with_context:
-        solution = solve(
-            lambda z, c: known.step(z, c),
-            known.start,
-            name,
-            TIGHT,
-            context=known.context,
-            symmetric=known.symmetric,
-        )
-    else:
-        solution = solve(closed, known.start, name, TIGHT, symmetric=known.symmetric)
-    assert solution.converged.all()
-    assert error(solution.value, known.answer) < 1e-10
-    residual, scale = residual_of(known, solution.value)
-    assert torch.allclose(solution.residual, residual / scale, rtol=1e-2, atol=1e-15)
-
-
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_solver_never_writes_into_its_start_or_context(name, problem):
-    known = PROBLEMS[problem]()
-    mine = [*leaves(known.start), *(leaf for leaf in leaves(bare(known.context)))]
-    before = [leaf.clone() for leaf in mine]
-    find(known, name, Stop(tolerance=1e-8), trace=True)
-    assert all(torch.equal(old, new) for old, new in zip(before, mine, strict=True))
-
-
-@pytest.mark.parametrize(("name", "problem"), PAIRS)
-def test_solver_is_deterministic(name, problem):
-    known = PROBLEMS[problem]()
-    first, second = (find(known, name, Stop(tolerance=1e-9), trace=True) for _ in range(2))
-    assert torch.equal(rows(first.value), rows(second.value))
-    for field in ("status", "residual", "steps", "evaluations"):
-        assert torch.equal(getattr(first, field), getattr(second, field))
-    assert torch.equal(first.trace.residual, second.trace.residual)
-
-
-@pytest.mark.parametrize("name", FORWARD)
-def test_solver_accepts_an_empty_batch(name):
-    start = torch.zeros(0, 3, dtype=torch.float64)
-    solution = solve(lambda z, _: z.cos(), start, name, context=(), symmetric=True)
-    assert solution.value.shape == (0, 3)
-    assert solution.status.shape == (0,)
-
-
-@pytest.mark.parametrize("name", FORWARD)
 def test_solver_runs_a_map_that_ignores_its_state(name):
     constant = torch.randn(4, 3, dtype=torch.float64)
     solution = solve(
@@ -356,25 +198,6 @@ def test_solver_runs_a_map_that_ignores_its_state(name):
     assert solution.converged.all()
     assert error(solution.value, constant) < 1e-12
     assert (solution.steps <= 1).all()
-
-
-@pytest.mark.parametrize("name", FORWARD)
-def test_coupled_batch_is_one_problem_with_one_status(name):
-    mixing = torch.full((3, 3), 0.3, dtype=torch.float64)
-    c = torch.randn(3, 2, dtype=torch.float64)
-    answer = torch.linalg.solve(torch.eye(3, dtype=torch.float64) - mixing, c)
-    solution = solve(
-        lambda z, context: context[0] @ z + context[1],
-        torch.zeros_like(c),
-        name,
-        TIGHT,
-        context=(Shared(mixing), c),
-        symmetric=True,
-        coupled=True,
-    )
-    assert solution.status.shape == (1,)
-    assert solution.converged.all()
-    assert error(solution.value, answer) < 1e-10
 
 
 @pytest.mark.parametrize("name", [name for name in FORWARD if name != "fixed_point"])
@@ -400,129 +223,6 @@ def test_linear_solver_refuses_a_nonlinear_map(name):
 def test_symmetric_solver_refuses_a_map_not_declared_so(name):
     with pytest.raises(ValueError, match="symmetric positive semidefinite"):
         run(linear().problem, torch.zeros(5, 7, dtype=torch.float64), SOLVERS.resolve(name), TIGHT)
-
-
-SETTINGS = [
-    (name, transpose, symmetric)
-    for name in ALL
-    for transpose in (False, True)
-    for symmetric in (False, True)
-    if symmetric or not SOLVERS[name].needs_symmetric
-]
-
-
-@pytest.mark.parametrize(("name", "transpose", "symmetric"), SETTINGS)
-def test_solver_solves_affine_equations(name, transpose, symmetric):
-    known = linear(transpose=transpose, symmetric=symmetric)
-    start = torch.zeros_like(known.g)
-    solution = run(
-        known.problem,
-        start,
-        SOLVERS.resolve(name),
-        Stop(tolerance=1e-12, absolute=0.0, max_steps=500),
-    )
-    assert solution.converged.all(), solution
-    assert error(solution.value, known.answer) < 1e-10
-    assert torch.equal(start, torch.zeros_like(start))
-
-
-@pytest.mark.parametrize(("name", "transpose", "symmetric"), SETTINGS)
-def test_solver_solves_affine_equations_in_float32(name, transpose, symmetric):
-    known = linear(transpose=transpose, symmetric=symmetric, dtype=torch.float32)
-    stop = Stop(tolerance=1e-5, absolute=0.0, max_steps=500)
-    solution = run(known.problem, torch.zeros(5, 7), SOLVERS.resolve(name), stop)
-    assert solution.converged.all(), solution
-    assert error(solution.value, known.answer) < 1e-3
-
-
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("max_steps", [1, 2, 4, 500])
-def test_affine_residual_is_relative_and_recomputed(name, max_steps):
-    known = linear(symmetric=True)
-    stop = Stop(tolerance=1e-9, absolute=0.0, max_steps=max_steps)
-    solution = run(known.problem, torch.randn_like(known.g), SOLVERS.resolve(name), stop)
-    f = torch.einsum("bij,bj->bi", known.matrix, solution.value) + known.g
-    relative = (f - solution.value).norm(dim=1) / torch.maximum(f.norm(dim=1), known.g.norm(dim=1))
-    assert torch.allclose(solution.residual, relative, rtol=1e-4, atol=1e-14)
-    assert torch.equal(solution.converged, relative <= 1e-9)
-    assert (solution.steps <= max_steps).all()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_affine_work_is_counted(name):
-    A, g = linear(symmetric=True).matrix, torch.randn(5, 7, dtype=torch.float64)
-    calls = []
-
-    def counted(matrix):
-        def product(v):
-            calls.append(v.shape[0])
-            return torch.einsum("bij,bj->bi", matrix, v)
-
-        return Linearization(
-            torch.zeros_like(matrix[:, 0]),
-            product,
-            product,
-            select_rows=lambda index: counted(matrix[index]),
-        )
-
-    problem = LinearProblem(
-        MapProblem(Product(symmetric=True), [A]),
-        torch.zeros_like(g),
-        g,
-        transpose=True,
-        local=counted(A),
-    )
-    solution = run(
-        problem,
-        torch.zeros_like(g),
-        SOLVERS.resolve(name),
-        Stop(tolerance=1e-11, absolute=0.0, max_steps=500),
-    )
-    assert solution.converged.all()
-    assert int(solution.evaluations.max()) == len(calls)
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_affine_warm_start_takes_no_step(name):
-    known = linear(symmetric=True)
-    solution = run(known.problem, known.answer, SOLVERS.resolve(name), Stop(tolerance=1e-10))
-    assert solution.converged.all()
-    assert (solution.steps == 0).all()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_affine_equation_with_zero_constant_has_zero_answer_at_once(name):
-    known = linear(symmetric=True)
-    g = known.g.clone()
-    g[2] = 0
-    problem = known.problem.with_constant(g)
-    solution = run(
-        problem,
-        torch.zeros_like(known.g),
-        SOLVERS.resolve(name),
-        Stop(tolerance=1e-11, absolute=0.0, max_steps=500),
-    )
-    assert solution.converged.all()
-    assert solution.steps[2] == 0
-    assert torch.equal(solution.value[2], torch.zeros(7, dtype=torch.float64))
-    kept = torch.tensor([0, 1, 3, 4])
-    assert error(solution.value[kept], known.answer[kept]) < 1e-9
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_affine_sample_does_not_depend_on_its_batch_mates(name):
-    known = linear(symmetric=True)
-    stop = Stop(tolerance=1e-11, absolute=0.0, max_steps=500)
-    together = run(known.problem, torch.zeros_like(known.g), SOLVERS.resolve(name), stop)
-    for sample in range(5):
-        alone = run(
-            known.problem.select_rows(torch.tensor([sample])),
-            torch.zeros(1, 7, dtype=torch.float64),
-            SOLVERS.resolve(name),
-            stop,
-        )
-        assert alone.status[0] == together.status[sample]
-        assert error(alone.value, together.value[sample : sample + 1]) < 1e-8
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -65,7 +66,13 @@ class Plan:
 
 
 class Gradient(ABC):
-    """How a solve is differentiated. Concrete strategies are final: compose them."""
+    """How a solve is differentiated. Concrete strategies are final: compose them.
+
+    Attributes:
+        exact: Whether the derivatives, of every order, are those of the value that is returned.
+    """
+
+    exact: ClassVar[bool] = False
 
     @abstractmethod
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:

@@ -45,6 +45,8 @@ class Implicit(Gradient):
     tolerance: float | None = None
     max_steps: int | None = None
 
+    exact = True
+
     def __post_init__(self) -> None:
         if self.solver != "auto":
             SOLVERS.resolve(self.solver, also=["auto"])

@@ -36,6 +36,8 @@ class Unrolled(Gradient):
     steps: int = 20
     damping: float = 1.0
 
+    exact = True
+
     def __post_init__(self) -> None:
         require_count("Unrolled.steps", self.steps)
         require_fraction("Unrolled.damping", self.damping)

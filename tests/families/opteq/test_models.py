@@ -1,7 +1,6 @@
-"""Every registered model meets one contract, and the OptEq models have the published sizes."""
+"""The OptEq models have the published sizes and options; tests/contracts has the rest."""
 
 import copy
-import pickle
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -78,11 +77,6 @@ def network(request: pytest.FixtureRequest) -> ImageNetwork:
     return built(request.param)
 
 
-@pytest.fixture(params=list_models())
-def trained(request: pytest.FixtureRequest) -> Trained:
-    return train(request.param)
-
-
 def test_contract_knows_the_size_of_every_model() -> None:
     assert set(COUNTS) == set(list_models("opteq-*"))
 
@@ -126,14 +120,6 @@ def test_residual_stages_make_up_the_known_networks(widening: int, total: int) -
     assert sum(parameter.numel() for parameter in parts.parameters()) == total
 
 
-def test_model_trains_a_step(trained: Trained) -> None:
-    assert trained.loss.isfinite()
-    for name, parameter in trained.network.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert parameter.grad.any(), name
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_small_model_learns_a_batch(name: str) -> None:
     network = copy.deepcopy(built(name))
@@ -147,29 +133,6 @@ def test_small_model_learns_a_batch(name: str) -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-
-
-def test_model_predicts_the_same_after_saving_and_loading(trained: Trained, tmp_path: Any) -> None:
-    torch.save(trained.network.state_dict(), tmp_path / "weights.pt")
-    other = create_model(trained.network.name).eval()
-    other.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    with torch.no_grad():
-        assert torch.equal(other(trained.x), trained.y)
-
-
-def test_model_in_eval_mode_is_deterministic_and_sees_each_sample_alone(trained: Trained) -> None:
-    with torch.no_grad():
-        assert torch.equal(trained.network(trained.x), trained.y)
-        torch.testing.assert_close(
-            trained.network(trained.x[1:2]), trained.y[1:2], rtol=1e-4, atol=1e-5
-        )
-
-
-def test_model_can_be_copied_and_pickled_after_a_step(trained: Trained) -> None:
-    for other in (copy.deepcopy(trained.network), pickle.loads(pickle.dumps(trained.network))):
-        assert other.name == trained.network.name
-        with torch.no_grad():
-            assert torch.equal(other(trained.x), trained.y)
 
 
 def test_model_says_briefly_what_it_is(network: ImageNetwork) -> None:

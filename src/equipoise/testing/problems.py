@@ -1,4 +1,4 @@
-"""Problems with known answers, and cells for gradient tests.
+"""Problems with known answers, on which solvers are checked.
 
 Answers are planted: the equilibrium is drawn first and the constant of the map chosen to fit, so
 they owe nothing to a solver.
@@ -11,13 +11,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from equipoise import Cell, Linearization, Shared, Stop
-from equipoise.solvers import Equation, LinearProblem, MapProblem
+from equipoise.core.tree import Shared
+from equipoise.solvers import Equation, Linearization, LinearProblem, MapProblem
+from equipoise.testing.trees import bare, rows
+
+__all__ = [
+    "PROBLEMS",
+    "Known",
+    "KnownLinear",
+    "Product",
+    "affine",
+    "affine_problem",
+    "contraction",
+    "dottie",
+    "linear",
+    "relu",
+    "residual_of",
+    "symmetric",
+    "symmetric_zero",
+    "tanh",
+    "tree",
+    "zero",
+]
 
 DOTTIE = 0.739085133215160641655312087673873404
-TIGHT = Stop(tolerance=1e-13, max_steps=500)
+"""The solution of `z = cos z`."""
 
 
 @dataclass(frozen=True)
@@ -29,44 +49,8 @@ class Known:
     context: Any
     answer: Any
     symmetric: bool = False
-    settings: dict[str, Any] = field(
-        default_factory=dict
-    )  # further tensors that a test may look at
-
-
-def leaves(tree: Any) -> list[Tensor]:
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [
-        leaf
-        for branch in (tree.values() if isinstance(tree, dict) else tree)
-        for leaf in leaves(branch)
-    ]
-
-
-def rows(tree: Any) -> Tensor:
-    """The state as a matrix, by other means than the library's."""
-    return torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in leaves(tree)], dim=1)
-
-
-def pick(tree: Any, index: Any) -> Any:
-    """Some samples of a tree of tensors; `Shared` leaves stay."""
-    if isinstance(tree, Tensor):
-        return tree[index]
-    if isinstance(tree, Shared):
-        return tree
-    if isinstance(tree, dict):
-        return {key: pick(value, index) for key, value in tree.items()}
-    return tuple(pick(value, index) for value in tree)
-
-
-def bare(tree: Any) -> Any:
-    """A context as a step sees it."""
-    if isinstance(tree, Shared):
-        return tree.tensor
-    if isinstance(tree, dict):
-        return {key: bare(value) for key, value in tree.items()}
-    return tree if isinstance(tree, Tensor) else tuple(bare(value) for value in tree)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Further tensors, for witnesses that compute the answer on their own."""
 
 
 def residual_of(problem: Known, z: Any) -> tuple[Tensor, Tensor]:
@@ -78,7 +62,8 @@ def residual_of(problem: Known, z: Any) -> tuple[Tensor, Tensor]:
 def contraction(*shape: int, norm: float = 0.8, dtype: torch.dtype = torch.float64) -> Tensor:
     """Random matrices of exactly this spectral norm."""
     matrix = torch.randn(*shape, dtype=torch.float64)
-    return (norm * matrix / torch.linalg.matrix_norm(matrix, 2)[..., None, None]).to(dtype)
+    scaled: Tensor = norm * matrix / torch.linalg.matrix_norm(matrix, 2)[..., None, None]
+    return scaled.to(dtype)
 
 
 def affine(batch: int = 5, width: int = 6, dtype: torch.dtype = torch.float64) -> Known:
@@ -104,7 +89,7 @@ def dottie(batch: int = 4, width: int = 3, dtype: torch.dtype = torch.float64) -
 
 
 def relu(batch: int = 5, width: int = 8, dtype: torch.dtype = torch.float64) -> Known:
-    """`z = relu(W z + c)`, about half of the units off."""
+    """Rectified: `z = max(W z + c, 0)`, about half of the units off."""
     W, u = contraction(width, width), torch.randn(batch, width, dtype=torch.float64)
     answer = u.relu()
     c = u - answer @ W.T
@@ -118,7 +103,7 @@ def relu(batch: int = 5, width: int = 8, dtype: torch.dtype = torch.float64) -> 
 
 
 def tanh(batch: int = 5, width: int = 8, dtype: torch.dtype = torch.float64) -> Known:
-    """`z = tanh(W z + c)`."""
+    """Smooth: the hyperbolic tangent of `W z + c`."""
     W, u = contraction(width, width, norm=0.9), torch.randn(batch, width, dtype=torch.float64)
     answer = u.tanh()
     c = u - answer @ W.T
@@ -179,7 +164,7 @@ def tree(batch: int = 4, dtype: torch.dtype = torch.float64) -> Known:
 
 
 def zero(batch: int = 4, width: int = 5, dtype: torch.dtype = torch.float64) -> Known:
-    """`z = sin(A z)`, `A` symmetric: at its equilibrium, zero, no relative residual is small."""
+    """`z = sin(A z)`: the equilibrium is zero, where no relative residual is small."""
     A = contraction(width, width, norm=0.9)
     A = (A @ A.T).to(dtype)
     return Known(
@@ -216,7 +201,7 @@ PROBLEMS: dict[str, Callable[..., Known]] = {
 
 
 class Product(Equation):
-    """`z = A z` with a matrix for each sample: what `LinearProblem` is made from."""
+    """`z = A z` with a matrix for each sample: what `LinearProblem` linearises."""
 
     rows = (True,)
 
@@ -225,6 +210,32 @@ class Product(Equation):
 
     def bind(self, args: Any) -> Callable[[Tensor], Tensor]:
         return lambda z: torch.einsum("bij,bj->bi", args[0], z)
+
+
+def affine_problem(
+    A: Tensor,
+    g: Tensor,
+    *,
+    transpose: bool = False,
+    symmetric: bool = False,
+    local: Linearization | None = None,
+    can_drop_rows: bool = True,
+) -> LinearProblem:
+    """Return `v = A v + g` as solvers of linear equations see it.
+
+    Args:
+        A: A matrix for each sample.
+        g: The constants.
+        transpose: Whether to use the transposed matrices.
+        symmetric: Whether to declare them symmetric positive semidefinite.
+        local: How products with the matrices are computed, if not in the plain way.
+        can_drop_rows: Whether samples may leave the batch.
+    """
+    equation = Product(symmetric)
+    equation.can_drop_rows = can_drop_rows
+    base, point = MapProblem(equation, [A]), torch.zeros_like(g)
+    local = local or base.linearize(point)
+    return LinearProblem(base, point, g, transpose=transpose, local=local)
 
 
 @dataclass(frozen=True)
@@ -245,6 +256,7 @@ def linear(
     symmetric: bool = False,
     dtype: torch.dtype = torch.float64,
 ) -> KnownLinear:
+    """A matrix of norm 0.9 for each sample, or of norm 0.81 and symmetric."""
     A = contraction(batch, width, width, norm=0.9)
     if symmetric:
         A = A @ A.mT
@@ -252,128 +264,5 @@ def linear(
     answer = torch.linalg.solve(
         torch.eye(width, dtype=torch.float64) - (A.mT if transpose else A), g
     )
-    base = MapProblem(Product(symmetric), [A.to(dtype)])
-    point = torch.zeros(batch, width, dtype=dtype)
-    problem = LinearProblem(base, point, g.to(dtype), transpose=transpose).linearized()
+    problem = affine_problem(A.to(dtype), g.to(dtype), transpose=transpose, symmetric=symmetric)
     return KnownLinear(problem, A.mT if transpose else A, g, answer.to(dtype))
-
-
-class SmoothCell(Cell):
-    """`z = tanh(W z + U x + b)`."""
-
-    def __init__(self, inputs: int = 2, width: int = 3, norm: float = 0.7) -> None:
-        super().__init__()
-        self.W = nn.Parameter(contraction(width, width, norm=norm))
-        self.U = nn.Parameter(torch.randn(width, inputs, dtype=torch.float64))
-        self.b = nn.Parameter(torch.randn(width, dtype=torch.float64))
-
-    def inject(self, x: Tensor) -> Tensor:
-        return x @ self.U.T + self.b
-
-    def step(self, z: Tensor, context: Tensor) -> Tensor:
-        return (z @ self.W.T + context).tanh()
-
-
-class EasyCell(SmoothCell):
-    """A small Lipschitz bound, for which `auto` takes plain iteration and the Neumann series."""
-
-    def __init__(self) -> None:
-        super().__init__(norm=0.25)
-
-    def lipschitz(self) -> Tensor:
-        return torch.linalg.matrix_norm(self.W, 2)
-
-
-class MaskCell(SmoothCell):
-    """`z = relu(W z + U x + b)` with its own linearisation, which keeps the mask."""
-
-    def step(self, z: Tensor, context: Tensor) -> Tensor:
-        return (z @ self.W.T + context).relu()
-
-    def linearize(self, z: Tensor, context: Tensor) -> Linearization:
-        u = z @ self.W.T + context
-        return self._masked(u.relu(), (u > 0).to(u.dtype))
-
-    def _masked(self, value: Tensor, mask: Tensor) -> Linearization:
-        return Linearization(
-            value=value,
-            jvp=lambda v: mask * (v @ self.W.T),
-            vjp=lambda v: (mask * v) @ self.W,
-            select_rows=lambda index: self._masked(value[index], mask[index]),
-        )
-
-
-class SymmetricCell(Cell):
-    """`z = W^T softplus(W z + U x + b)`, whose Jacobian is symmetric positive semidefinite."""
-
-    symmetric = True
-
-    def __init__(self, inputs: int = 2, width: int = 3, hidden: int = 4) -> None:
-        super().__init__()
-        self.W = nn.Parameter(contraction(hidden, width, norm=0.7))
-        self.U = nn.Parameter(torch.randn(hidden, inputs, dtype=torch.float64))
-        self.b = nn.Parameter(torch.randn(hidden, dtype=torch.float64))
-
-    def inject(self, x: Tensor) -> Tensor:
-        return x @ self.U.T + self.b
-
-    def initial(self, x: Tensor, context: Tensor) -> Tensor:
-        return context.new_zeros(context.shape[0], self.W.shape[1])
-
-    def step(self, z: Tensor, context: Tensor) -> Tensor:
-        return nn.functional.softplus(z @ self.W.T + context) @ self.W
-
-
-class SymmetricMaskCell(SymmetricCell):
-    """The same with its own linearisation."""
-
-    def linearize(self, z: Tensor, context: Tensor) -> Linearization:
-        u = z @ self.W.T + context
-        return self._sloped(nn.functional.softplus(u) @ self.W, u.sigmoid())
-
-    def _sloped(self, value: Tensor, slope: Tensor) -> Linearization:
-        def product(v: Tensor) -> Tensor:
-            return (slope * (v @ self.W.T)) @ self.W
-
-        return Linearization(
-            value,
-            product,
-            product,
-            select_rows=lambda index: self._sloped(value[index], slope[index]),
-        )
-
-
-class TreeCell(Cell):
-    """A state of two tensors, (batch, 2) and (batch, 1, 2), and a shared context tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.A = nn.Parameter(contraction(2, 2, norm=0.8))
-        self.B = nn.Parameter(contraction(2, 2, norm=0.8))
-        self.U = nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
-
-    def inject(self, x: Tensor) -> tuple[Tensor, Shared]:
-        return x @ self.U.T, Shared(0.9 * self.A)
-
-    def initial(self, x: Tensor, context: Any) -> tuple[Tensor, Tensor]:
-        return torch.zeros_like(context[0]), torch.zeros_like(context[0])[:, None]
-
-    def step(
-        self, z: tuple[Tensor, Tensor], context: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        first, second = z
-        u, A = context
-        return (second[:, 0] @ A.T + u).tanh(), (first @ self.B.T - u).sigmoid()[:, None]
-
-    def readout(self, z: tuple[Tensor, Tensor], context: Any) -> Tensor:
-        return torch.cat([z[0], z[1][:, 0]], dim=1)
-
-
-CELLS: dict[str, Callable[[], Cell]] = {
-    "easy": EasyCell,
-    "mask": MaskCell,
-    "smooth": SmoothCell,
-    "symmetric": SymmetricCell,
-    "symmetric_mask": SymmetricMaskCell,
-    "tree": TreeCell,
-}

@@ -1,0 +1,16 @@
+"""Every registered model keeps the promises of `equipoise.testing.check_model`."""
+
+import pytest
+import torch
+
+from equipoise.models import list_models
+from equipoise.testing import check_model
+
+SMALL_SIDES = {"opteq-imagenet-small": 40, "opteq-imagenet-mid": 40, "opteq-cityscapes": 32}
+"""Images smaller than those the largest models were made for, so that a CPU can run them."""
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_model_keeps_its_promises(name):
+    side = SMALL_SIDES.get(name)
+    check_model(name, None if side is None else torch.randn(2, 3, side, side))
