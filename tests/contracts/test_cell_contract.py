@@ -16,6 +16,7 @@ from equipoise.operators import Composed, separable
 from equipoise.prox import ACTIVATIONS, REGULARIZERS, Incay, MatrixActivation, Tanh
 from equipoise.testing import check_cell
 from equipoise.testing.cells import CELLS
+from equipoise.testing.gradient_case import WideCell
 
 STOP = Stop(tolerance=1e-13, max_steps=1000)
 ROTATION = torch.linalg.qr(
@@ -101,9 +102,9 @@ def test_cell_keeps_its_promises(name):
     check_cell(*make(name), second=not alike and not any(k in name for k in KINKED), skip=skip)
 
 
-@pytest.mark.parametrize("name", CELLS)
-def test_cell_that_others_are_checked_on_keeps_its_promises(name):
-    check_cell(CELLS[name](), torch.randn(3, 2))
+@pytest.mark.parametrize("make", [*CELLS.values(), WideCell])
+def test_cell_that_others_are_checked_on_keeps_its_promises(make):
+    check_cell(make(), torch.randn(3, 2))
 
 
 def test_every_cell_class_of_the_package_is_checked():
@@ -116,7 +117,7 @@ def test_every_cell_class_of_the_package_is_checked():
         todo += found
         classes |= {one for one in found if not one.__name__.startswith("_")}
     checked = {type(part) for name in CASES for part in make(name)[0].modules()}
-    checked |= {type(make()) for make in CELLS.values()}
+    checked |= {type(make()) for make in (*CELLS.values(), WideCell)}
     assert classes <= checked
 
 

@@ -16,7 +16,7 @@ from equipoise import (
 )
 from equipoise.testing import check_gradient
 from equipoise.testing.cells import CELLS
-from equipoise.testing.gradient import as_function, unroll
+from equipoise.testing.gradient_case import as_function, unroll
 from equipoise.testing.trees import rows
 
 FORWARD = [name for name in SOLVERS if not SOLVERS[name].linear]
@@ -78,7 +78,8 @@ def test_gradient_keeps_its_promises(name):
 
 @pytest.mark.parametrize(("solver", "adjoint", "cell"), COMBINATIONS)
 def test_implicit_gradient_keeps_its_promises_with_every_solver(solver, adjoint, cell):
-    check_gradient(Implicit(solver=adjoint), solver=solver, cells={cell: CELLS[cell]})
+    skip = ["transforms_are_those_of_a_long_unroll"]  # below, for every solver and cell
+    check_gradient(Implicit(solver=adjoint), solver=solver, cells={cell: CELLS[cell]}, skip=skip)
 
 
 @pytest.mark.parametrize(("solver", "cell"), FORWARD_CELLS)

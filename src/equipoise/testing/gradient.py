@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
-from torch.func import functional_call, hessian, jacfwd, jacrev, jvp
 
 from equipoise.gradients.base import GRADIENTS, Gradient
 from equipoise.layers.cell import Cell
-from equipoise.layers.equilibrium import Equilibrium
 from equipoise.solvers import Solver, Status, Stop
 from equipoise.testing.cells import CELLS
 from equipoise.testing.contract import (
@@ -24,15 +19,11 @@ from equipoise.testing.contract import (
     require_settings,
     run_checks,
 )
-from equipoise.testing.problems import contraction
-from equipoise.testing.trees import bare, convert, leaves, rows
+from equipoise.testing.gradient_case import GradientCase, WideCell, draw_input, unroll
+from equipoise.testing.gradient_exact import EXACT_CHECKS
+from equipoise.testing.trees import rows
 
-__all__ = ["as_function", "check_gradient", "unroll"]
-
-STOP = Stop(tolerance=1e-13, max_steps=500)
-NUMERICAL = {"eps": 3e-5, "atol": 1e-7, "rtol": 1e-7}
-INEXACT = "it does not declare itself exact"
-ITERATE = "Give the derivative of what attach returns, or set exact = False on the strategy."
+__all__ = ["check_gradient"]
 
 
 def check_gradient(
@@ -60,77 +51,22 @@ def check_gradient(
         seed: Seed of weights and inputs.
     """
     chosen = GRADIENTS.resolve(gradient)
-    case = _Case(chosen, cells, solver)
+    case = GradientCase(chosen, cells, solver)
     slow = () if second else ("second_derivatives_pass_finite_differences",)
     return run_checks("check_gradient", case.name, case, _CHECKS, skip=[*skip, *slow], seed=seed)
 
 
-def unroll(cell: Cell, x: Any, steps: int = 1000, damping: float = 1.0) -> Any:
-    """Return the equilibrium by plain iteration, recorded from the start.
-
-    Args:
-        cell: The cell.
-        x: Its input.
-        steps: Steps.
-        damping: Fraction of the new value in each of them.
-    """
-    context = bare(cell.inject(x))
-    z = cell.initial(x, context)
-    for _ in range(steps):
-        new = cell.step(z, context)
-        z = new if damping == 1 else _mix(z, new, damping)
-    return cell.readout(z, context)
-
-
-def _mix(old: Any, new: Any, damping: float) -> Any:
-    fresh = iter(leaves(new))
-    return convert(old, lambda leaf: leaf + damping * (next(fresh) - leaf), lambda leaf: leaf)
-
-
-def as_function(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return a module as a function of its input and its parameters, in their order."""
-    names = [name for name, _ in module.named_parameters()]
-
-    def function(x: Any, *tensors: Tensor) -> Any:
-        return functional_call(module, dict(zip(names, tensors, strict=True)), (x,))
-
-    return function
-
-
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    gradient: Gradient
-    cells: Mapping[str, Callable[[], Cell]]
-    solver: str | Solver
-
-    @property
-    def name(self) -> str:
-        return type(self.gradient).__name__
-
-    def layer(self, cell: Cell, stop: Stop = STOP, solver: str | Solver | None = None) -> Any:
-        chosen = self.solver if solver is None else solver
-        return Equilibrium(cell, chosen, self.gradient, on_failure="ignore", stop=stop)
-
-    def layers(self) -> Iterable[tuple[str, Any]]:
-        for name, make in self.cells.items():
-            yield f"the {name!r} cell", self.layer(make())
-
-
-def _input(samples: int = 3) -> Tensor:
-    return torch.randn(samples, 2, dtype=torch.float64, requires_grad=True)
-
-
-def _copies_equal_the_original(case: _Case) -> str | None:
+def _copies_equal_the_original(case: GradientCase) -> str | None:
     return require_copies(case.gradient, case.name)
 
 
-def _settings_are_validated(case: _Case) -> str | None:
+def _settings_are_validated(case: GradientCase) -> str | None:
     return require_settings(case.gradient, case.name)
 
 
-def _value_and_status_are_true(case: _Case) -> None:
+def _value_and_status_are_true(case: GradientCase) -> None:
     for where, layer in case.layers():
-        x = _input().detach()
+        x = draw_input().detach()
         z = layer(x)
         again = rows(layer.map(x)(layer.last.value)).detach()
         residual = (again - rows(layer.last.value)).norm(dim=1)
@@ -151,99 +87,9 @@ def _value_and_status_are_true(case: _Case) -> None:
             )
 
 
-def _derivatives_pass_finite_differences(case: _Case) -> str | None:
-    if not case.gradient.exact:
-        return INEXACT
+def _gradient_points_downhill(case: GradientCase) -> None:
     for where, layer in case.layers():
-        for forward in (False, True):
-            _numerically(
-                gradcheck,
-                layer,
-                case.name,
-                f"{where} in {'forward' if forward else 'reverse'} mode",
-                check_forward_ad=forward,
-                check_backward_ad=not forward,
-            )
-    return None
-
-
-def _second_derivatives_pass_finite_differences(case: _Case) -> str | None:
-    if not case.gradient.exact:
-        return INEXACT
-    for where, layer in case.layers():
-        _numerically(gradgradcheck, layer, case.name, f"{where}, second derivatives")
-    return None
-
-
-def _numerically(
-    check: Callable[..., bool], layer: Equilibrium, name: str, where: str, **options: Any
-) -> None:
-    inputs = (_input(2), *layer.parameters())
-    try:
-        check(as_function(layer), inputs, **NUMERICAL, **options)
-    except RuntimeError as error:
-        sentence = " ".join(str(error).split())
-        require(False, name, f"agree with finite differences on {where}", sentence[:300], ITERATE)
-
-
-def _derivatives_are_those_of_a_long_unroll(case: _Case) -> str | None:
-    if not case.gradient.exact:
-        return INEXACT
-    reached = 0
-    for where, layer in [*case.layers(), ("an easy cell", case.layer(_Wide(norm=0.4)))]:
-        x = _input()
-        wanted = [x, *layer.parameters()]
-        z, long = layer(x), unroll(layer.cell, x)
-        if not layer.last.converged.all():
-            continue
-        reached += 1
-        g = torch.randn_like(z)
-        require_close(
-            torch.autograd.grad(z, wanted, g),
-            torch.autograd.grad(long, wanted, g),
-            1e-9,
-            case.name,
-            f"give the derivative of a long iteration on {where}",
-            ITERATE,
-        )
-        if layer.last.adjoint is not None:
-            require(
-                layer.last.adjoint.converged,
-                case.name,
-                f"solve the adjoint equation of {where}",
-                f"{layer.last.adjoint!r}",
-            )
-    return None if reached else "it reached no equilibrium to compare at"
-
-
-def _transforms_are_those_of_a_long_unroll(case: _Case) -> str | None:
-    if not case.gradient.exact:
-        return INEXACT
-    for where, layer in case.layers():
-        x, t = torch.randn(2, 2, 2, dtype=torch.float64)
-        layer(x)
-        if not layer.last.converged.all():
-            continue
-
-        def slow(x: Tensor, cell: Cell = layer.cell) -> Any:
-            return unroll(cell, x, 200)
-
-        for found, expected in (
-            (jvp(layer, (x,), (t,)), jvp(slow, (x,), (t,))),
-            (jacrev(layer)(x), jacrev(slow)(x)),
-            (jacfwd(layer)(x), jacrev(slow)(x)),
-        ):
-            require_close(found, expected, 1e-9, case.name, f"serve torch.func on {where}", ITERATE)
-        fast, wanted = (hessian(lambda x, f=f: f(x).square().sum())(x[:1]) for f in (layer, slow))
-        require_close(
-            fast, wanted, 1e-8, case.name, f"give the second derivatives of {where}", ITERATE
-        )
-    return None
-
-
-def _gradient_points_downhill(case: _Case) -> None:
-    for where, layer in case.layers():
-        x = _input()
+        x = draw_input()
         wanted = [x, *layer.parameters()]
         z, long = layer(x), unroll(layer.cell, x)
         g = torch.randn_like(z)
@@ -261,9 +107,9 @@ def _gradient_points_downhill(case: _Case) -> None:
         )
 
 
-def _every_parameter_gets_a_gradient(case: _Case) -> None:
+def _every_parameter_gets_a_gradient(case: GradientCase) -> None:
     for where, layer in case.layers():
-        x = _input()
+        x = draw_input()
         torch.autograd.backward(layer(x).square().sum())
         for name, tensor in (("the input", x), *layer.named_parameters()):
             require(
@@ -275,7 +121,7 @@ def _every_parameter_gets_a_gradient(case: _Case) -> None:
             )
         if not case.gradient.exact:
             continue
-        x = _input(2)
+        x = draw_input(2)
         (first,) = torch.autograd.grad(layer(x).square().sum(), x, create_graph=True)
         layer.zero_grad()
         torch.autograd.backward(first.square().sum())
@@ -289,9 +135,9 @@ def _every_parameter_gets_a_gradient(case: _Case) -> None:
             )
 
 
-def _modes_agree(case: _Case) -> None:
+def _modes_agree(case: GradientCase) -> None:
     for where, layer in case.layers():
-        x = _input()
+        x = draw_input()
         wanted = [x, *layer.parameters()]
         found = [
             torch.autograd.grad(layer.train(mode)(x).square().sum(), wanted)
@@ -305,9 +151,9 @@ def _modes_agree(case: _Case) -> None:
         )
 
 
-def _samples_are_independent(case: _Case) -> None:
+def _samples_are_independent(case: GradientCase) -> None:
     for where, layer in case.layers():
-        x = _input(5)
+        x = draw_input(5)
         z = layer(x)
         g = torch.randn_like(z)
         (together,) = torch.autograd.grad(z, x, g)
@@ -323,9 +169,9 @@ def _samples_are_independent(case: _Case) -> None:
             )
 
 
-def _nan_is_passed_on(case: _Case) -> None:
+def _nan_is_passed_on(case: GradientCase) -> None:
     for where, layer in case.layers():
-        x = _input()
+        x = draw_input()
         z = layer(x)
         g = torch.ones_like(z)
         g[1] = torch.nan
@@ -375,33 +221,9 @@ class _Expanding(Cell):
         return (x @ inverse.mT).detach()
 
 
-class _Wide(Cell):
-    """A contraction of width 8, whose adjoint no solver finishes in one step."""
-
-    symmetric = True
-
-    def __init__(self, norm: float = 0.7) -> None:
-        super().__init__()
-        self.W = torch.nn.Parameter(contraction(12, 8, norm=norm))
-        self.U = torch.nn.Parameter(torch.randn(12, 2, dtype=torch.float64))
-
-    def inject(self, x: Tensor) -> Tensor:
-        return x @ self.U.T
-
-    def initial(self, x: Tensor, context: Tensor) -> Tensor:
-        return context.new_zeros(len(context), 8)
-
-    def step(self, z: Tensor, context: Tensor) -> Tensor:
-        return torch.nn.functional.softplus(z @ self.W.T + context) @ self.W
-
-    def equilibrium(self, x: Tensor) -> Tensor:
-        found: Tensor = unroll(self, x.detach())
-        return found.detach()
-
-
-def _failed_adjoint_is_never_zero(case: _Case) -> None:
-    for cell in (_Expanding(), _Wide()):
-        x = _input()
+def _failed_adjoint_is_never_zero(case: GradientCase) -> None:
+    for cell in (_Expanding(), WideCell()):
+        x = draw_input()
         # The forward solve starts where it ends, so that one step is enough for it alone.
         layer = case.layer(cell, Stop(tolerance=1e-10, max_steps=1))
         z = layer(x, cell.equilibrium(x))
@@ -427,10 +249,7 @@ _CHECKS = (
     _copies_equal_the_original,
     _settings_are_validated,
     _value_and_status_are_true,
-    _derivatives_pass_finite_differences,
-    _second_derivatives_pass_finite_differences,
-    _derivatives_are_those_of_a_long_unroll,
-    _transforms_are_those_of_a_long_unroll,
+    *EXACT_CHECKS,
     _gradient_points_downhill,
     _every_parameter_gets_a_gradient,
     _modes_agree,
