@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,9 +14,19 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from equipoise.core import ConvergenceWarning
-from equipoise.data import AddNoise, Compose, DataError, Greyscale, Normalize, Resize, ToFloat
+from equipoise.data import (
+    AddNoise,
+    Compose,
+    DataError,
+    Dataset,
+    Greyscale,
+    Normalize,
+    Resize,
+    ToFloat,
+)
+from equipoise.engine import evaluate
 from equipoise.engine.inputs import read_inputs
-from equipoise.engine.predict import Prediction, predict, write_predictions
+from equipoise.engine.predict import Prediction, Written, predict, write_predictions
 from equipoise.engine.tasks import (
     BinaryRegression,
     Classification,
@@ -118,7 +129,7 @@ def test_prediction_tells_of_each_sample_whether_it_converged(batch: int) -> Non
     found = list(predict(model, Classification(2), inputs, classes=("a", "b"), batch=batch))
     assert [each.converged for each in found] == [True, False, True, True, False]
     stream = io.StringIO()
-    assert write_predictions(found, None, stream) == 2
+    assert write_predictions(found, None, stream).missed == 2
     assert [row[-1] for row in rows_of(stream.getvalue())] == [
         "converged",
         "true",
@@ -150,7 +161,7 @@ def test_labels_are_lines_of_csv_on_the_stream_or_in_a_file(tmp_path: Path) -> N
         Prediction("b.png", False, LabelAnswer((("dog", 1 / 3),))),
     ]
     stream, file = io.StringIO(), tmp_path / "labels.csv"
-    assert write_predictions(iter(found), None, stream) == 1
+    assert write_predictions(iter(found), None, stream) == Written(missed=1)
     expected = [
         ["file", "label", "probability", "converged"],
         ['odd, "name".png', "cat", "0.75", "true"],
@@ -165,7 +176,7 @@ def test_labels_are_lines_of_csv_on_the_stream_or_in_a_file(tmp_path: Path) -> N
         ValueError, match="must be a file for answers that make one table; got the folder"
     ):
         write_predictions(found, tmp_path, nothing)
-    assert write_predictions([], None, nothing) == 0
+    assert write_predictions([], None, nothing) == Written()
 
 
 def test_masks_keep_the_class_as_the_value_of_each_pixel(tmp_path: Path) -> None:
@@ -506,3 +517,43 @@ def test_table_whose_features_cannot_be_told_is_refused(
     (tmp_path / "a.csv").write_text(text)
     with pytest.raises(DataError, match=reason):
         list(read_inputs([tmp_path / "a.csv"], shape=(2,), columns=("a", "b")))
+
+
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_outputs_that_are_not_finite_are_counted(batch: int) -> None:
+    values = (1.0, math.nan, -1.0, math.inf)
+    inputs = [(f"{value}", torch.tensor([value])) for value in values]
+    found = list(
+        predict(nn.Identity(), BinaryRegression(), inputs, classes=("a", "b"), batch=batch)
+    )
+    assert [each.finite for each in found] == [True, False, True, False]
+    assert write_predictions(found, None, io.StringIO()) == Written(missed=0, nonfinite=2)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.ConvergenceWarning")
+def test_samples_whose_solve_met_nan_are_scored_as_wrong() -> None:
+    layer = Equilibrium(Scaled(), "fixed_point", on_failure="ignore")
+    model = nn.Sequential(layer, nn.Linear(1, 2, bias=False))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[1.0], [-1.0]]))  # says class 0 of all that is positive
+    x = torch.tensor([[0.5], [math.nan], [0.25], [math.nan]])
+    data = Dataset("own", "test", "arrays", ("a", "b"), (1,), x, torch.tensor([0, 0, 0, 1]))
+    # What the layer returns in place of an equilibrium is finite, and would be scored as right.
+    assert bool(model(x).isfinite().all())
+    found = evaluate(model, Classification(2), data)
+    assert found.metrics["accuracy"] == 0.5
+    assert found.confusion is not None
+    assert found.confusion.tolist() == [[2, 0], [0, 0]]
+    assert (found.missed, found.nonfinite, found.status["NONFINITE"]) == (2, 0, 2)
+    sound = evaluate(model, Classification(2), data.select_rows([0, 2]))
+    assert found.metrics["loss"] == pytest.approx(sound.metrics["loss"])
+    only = evaluate(model, Classification(2), data.select_rows([1, 3]))
+    assert (only.metrics["accuracy"], only.metrics["loss"]) == (0.0, None)
+
+
+def test_evaluation_counts_outputs_that_are_not_finite() -> None:
+    x = torch.tensor([[1.0], [math.nan], [-1.0], [1.0]])
+    data = Dataset("own", "test", "arrays", ("a", "b"), (1,), x, torch.tensor([1, 1, 0, 0]))
+    found = evaluate(nn.Identity(), BinaryRegression(), data)
+    assert found.nonfinite == found.to_dict()["nonfinite"] == 1
+    assert found.metrics["accuracy"] == 0.5

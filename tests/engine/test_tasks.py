@@ -391,3 +391,5 @@ def test_outputs_that_are_no_numbers_count_as_wrong(name):
     score.update(output, target)
     assert score.compute()["accuracy" if name == "classification" else "aacc"] == 0.5
     assert int(score.confusion.sum()) == target.numel() // 2
+    if name == "segmentation":  # all four images are of one class, of which half is missed
+        assert score.compute() == {"miou": 0.5, "macc": 0.5, "aacc": 0.5}

@@ -41,6 +41,13 @@ def run(arguments: Namespace) -> int:
             "count as wrong",
             file=sys.stderr,
         )
+    if found.nonfinite:
+        verb = "is" if found.nonfinite == 1 else "are"
+        print(
+            f"equipoise: warning: {count(found.nonfinite, 'output')} {verb} not finite; such "
+            "samples count as wrong",
+            file=sys.stderr,
+        )
     return DIVERGED if broken and broken == sum(found.status.values()) else DONE
 
 

@@ -36,13 +36,19 @@ def run(arguments: Namespace) -> int:
         columns=run.about.columns,
     )
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
-    missed = write_predictions(found, arguments.out, sys.stdout)
+    written = write_predictions(found, arguments.out, sys.stdout)
     if arguments.out is not None:
         print(f"predictions: {arguments.out}", file=sys.stderr)
-    if missed:
+    if written.missed:
         print(
-            f"equipoise: warning: {count(missed, 'prediction')} did not reach the solver's "
-            "tolerance",
+            f"equipoise: warning: {count(written.missed, 'prediction')} did not reach the "
+            "solver's tolerance",
+            file=sys.stderr,
+        )
+    if written.nonfinite:
+        verb = "is" if written.nonfinite == 1 else "are"
+        print(
+            f"equipoise: warning: {count(written.nonfinite, 'prediction')} {verb} not finite",
             file=sys.stderr,
         )
     return DONE

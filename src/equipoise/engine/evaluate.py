@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from equipoise.data import Dataset, Transform, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
-from equipoise.engine.tasks import Task
+from equipoise.engine.tasks import Task, finite_samples
 from equipoise.engine.totals import Totals
 
 __all__ = ["Evaluation", "autocast", "evaluate"]
@@ -26,6 +27,7 @@ class Evaluation:
         metrics: The mean loss, and the scores of the task.
         samples: How many samples were scored.
         missed: How many of them have an equilibrium that missed the tolerance.
+        nonfinite: How many of them have an output with NaN or infinity in it.
         status: How their solves ended.
         forward_steps: Steps of a solve, on average; `None` if the model has no equilibrium.
         confusion: How often which class (row) was taken for which (column), if the task has
@@ -35,6 +37,7 @@ class Evaluation:
     metrics: dict[str, float | None]
     samples: int
     missed: int
+    nonfinite: int
     status: dict[str, int]
     forward_steps: float | None
     confusion: Tensor | None = field(default=None, repr=False)
@@ -44,6 +47,7 @@ class Evaluation:
         rest = {
             "samples": self.samples,
             "missed": self.missed,
+            "nonfinite": self.nonfinite,
             "status": self.status,
             "forward_steps": self.forward_steps,
         }
@@ -62,6 +66,9 @@ def evaluate(
 ) -> Evaluation:
     """Score a model on a data set; its mode and its weights stay as they are.
 
+    A sample with a solve that met NaN has no output, whatever the model returns in its place: it
+    is scored as NaN, which is wrong, and left out of the loss.
+
     Args:
         model: The model.
         task: What it was trained for.
@@ -74,7 +81,8 @@ def evaluate(
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     solves, score, totals = SolveMonitor(model), task.score(), Totals(task)
-    counted = torch.zeros(2, dtype=torch.float64)  # samples, and those that missed the tolerance
+    # Samples, those that missed the tolerance, and those whose output is not finite.
+    counted = torch.zeros(3, dtype=torch.float64)
     training = model.training
     model.eval()
     try:
@@ -92,23 +100,37 @@ def evaluate(
                     output = model(x.to(device))
                 y = y.to(device)
                 task.check(output, y)
+                late, broken = solves.missed(len(x)), solves.nonfinite(len(x)).to(device)
+                odd = ~finite_samples(output)
+                counted += torch.tensor([len(x), int(late.sum()), int(odd.sum())])
+                loss, weight = _sound_loss(task, output, y, ~broken)
+                totals.add(loss, weight, solves)
+                if bool(broken.any()):
+                    output = output.clone()
+                    output[broken] = math.nan
                 score.update(output, y)
-                totals.add(task.loss(output, y).item(), task.weight(y), solves)
-                counted += torch.tensor([len(x), int(solves.missed(len(x)).sum())])
     finally:
         model.train(training)
     totals.add_score(score)
     totals.load(group.sum(totals.vector))
-    samples, missed = (int(value) for value in group.sum(counted))
+    samples, missed, nonfinite = (int(value) for value in group.sum(counted))
     line = totals.line()
     return Evaluation(
         metrics={name: line[name] for name in ("loss", *totals.score.compute())},
         samples=samples,
         missed=missed,
+        nonfinite=nonfinite,
         status=line["forward_status"],
         forward_steps=line["forward_steps"],
         confusion=totals.score.confusion,
     )
+
+
+def _sound_loss(task: Task, output: Tensor, y: Tensor, sound: Tensor) -> tuple[float, float]:
+    """The mean loss of the samples that have an output, and what the mean is over."""
+    if not bool(sound.all()):
+        output, y = output[sound], y[sound]
+    return (task.loss(output, y).item(), task.weight(y)) if len(y) else (0.0, 0.0)
 
 
 def autocast(device: torch.device, precision: Precision) -> torch.autocast:

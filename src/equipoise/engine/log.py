@@ -34,6 +34,7 @@ NOT_SCORES = {
     "samples_per_second",
     "seconds",
     "missed",
+    "nonfinite",
 }
 """The numbers in lines of metrics that are not scores of the task."""
 

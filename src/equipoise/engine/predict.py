@@ -6,6 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from equipoise.core import SettingError, require_count, write_atomically
 from equipoise.data import AddNoise, Compose, DataError, Transform
 from equipoise.engine.solve_monitor import SolveMonitor
-from equipoise.engine.tasks import Answer, FileAnswer, Task
+from equipoise.engine.tasks import Answer, FileAnswer, Task, finite_samples
 
-__all__ = ["Prediction", "predict", "write_predictions"]
+__all__ = ["Prediction", "Written", "predict", "write_predictions"]
 
 MAX_NAME_LENGTH = 100  # characters of the name of an output
 
@@ -32,11 +33,26 @@ class Prediction:
         name: The name of the sample.
         converged: Whether all its equilibria reached their tolerance.
         answer: The answer, of the kind that the task gives.
+        finite: Whether the model's output has no NaN and no infinity in it.
     """
 
     name: str
     converged: bool
     answer: Answer
+    finite: bool = True
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is to be said of predictions that were written.
+
+    Attributes:
+        missed: How many come from an equilibrium that missed its tolerance.
+        nonfinite: How many come from an output with NaN or infinity in it.
+    """
+
+    missed: int = 0
+    nonfinite: int = 0
 
 
 def predict(
@@ -76,7 +92,7 @@ def predict(
         model.eval()
         try:
             # Not around the yield, whose consumer is somebody else's code.
-            with torch.no_grad(), solves.listening():
+            with torch.no_grad(), solves.listening(), _finite_outputs(model) as sound:
                 solves.clear()
                 if transform is not None:
                     x, _ = transform(x, torch.zeros(len(x), dtype=torch.int64))
@@ -87,18 +103,23 @@ def predict(
                         f"the model returned {len(answers)} outputs for {len(names)} samples"
                     )
                 missed = solves.missed(len(names)).tolist()
+                finite = torch.ones(len(names), dtype=torch.bool)
+                for each in sound:
+                    finite &= each.cpu() if len(each) == len(names) else each.all().cpu()
         except ValueError as error:
             raise DataError(names[0], error) from error
         finally:
             model.train(training)
-        for name, failed, answer in zip(names, missed, answers, strict=True):
-            yield Prediction(name, not failed, answer)
+        for name, failed, answer, whole in zip(
+            names, missed, answers, finite.tolist(), strict=True
+        ):
+            yield Prediction(name, not failed, answer, whole)
 
 
 def write_predictions(
     predictions: Iterable[Prediction], out: Path | str | None, stream: TextIO
-) -> int:
-    """Write predictions, and return how many come from an equilibrium that missed its tolerance.
+) -> Written:
+    """Write predictions, and return how many of them cannot be relied on.
 
     Answers that are rows make a table (CSV) of `file`, the columns of the answer, and `converged`.
     Answers that are files are written into a folder, and the table says where each one is.
@@ -112,7 +133,7 @@ def write_predictions(
     rest = iter(predictions)
     first = next(rest, None)
     if first is None:
-        return 0
+        return Written()
     target = None if out is None else Path(out)
     folder = _make_folder(target) if isinstance(first.answer, FileAnswer) else None
     if folder is None and target is not None and target.is_dir():
@@ -127,7 +148,7 @@ def write_predictions(
     writer = csv.writer(lines, lineterminator="\n")
     columns = ("output",) if isinstance(first.answer, FileAnswer) else first.answer.columns
     writer.writerow(["file", *columns, "converged"])
-    missed, used = 0, set[str]()
+    missed, nonfinite, used = 0, 0, set[str]()
     for prediction in chain([first], rest):
         answer = prediction.answer
         if isinstance(answer, FileAnswer):
@@ -142,9 +163,25 @@ def write_predictions(
             cells = answer.cells()
         writer.writerow([prediction.name, *cells, str(prediction.converged).lower()])
         missed += not prediction.converged
+        nonfinite += not prediction.finite
     if table is not None and isinstance(lines, io.StringIO):
         write_atomically(table, lines.getvalue())
-    return missed
+    return Written(missed, nonfinite)
+
+
+@contextmanager
+def _finite_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect which samples have finite outputs, at each call of a model in the context."""
+    sound: list[Tensor] = []
+
+    def look(_model: nn.Module, _x: object, output: Tensor) -> None:
+        sound.append(finite_samples(output))
+
+    hook = model.register_forward_hook(look)
+    try:
+        yield sound
+    finally:
+        hook.remove()
 
 
 def _batches(inputs: Iterable[tuple[str, Tensor]], size: int) -> Iterator[tuple[list[str], Tensor]]:

@@ -71,6 +71,7 @@ class SolveMonitor:
         self.failure = ""
         self.forward_failed = False
         self._missed: list[Tensor] = []
+        self._nonfinite: list[Tensor] = []
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -87,16 +88,24 @@ class SolveMonitor:
             count: How many samples the batch has. A solve of another number of rows, such as a
                 coupled batch, counts for all.
         """
-        found = torch.zeros(count, dtype=torch.bool)
-        for missed in self._missed:
-            found |= missed if len(missed) == count else missed.any()
-        return found
+        return _any_of(self._missed, count)
+
+    def nonfinite(self, count: int) -> Tensor:
+        """Return which samples of a batch have a forward solve that met NaN or infinity.
+
+        What their layer returns is finite, but no equilibrium.
+
+        Args:
+            count: As of `missed`.
+        """
+        return _any_of(self._nonfinite, count)
 
     def _add(self, direction: Direction, solution: Solution) -> None:
         backward = direction == "backward"
         (self.backward if backward else self.forward).add(solution)
         if not backward:
             self._missed.append(~solution.converged.cpu())
+            self._nonfinite.append((solution.status == Status.NONFINITE).cpu())
         if bool((solution.status >= Status.DIVERGED).any()):
             self.forward_failed |= not backward
             self.failure = self.failure or f"{direction} solve: {describe(solution)}"
@@ -114,6 +123,14 @@ def operator_norms(model: nn.Module) -> dict[str, float]:
             for name, part in find_equilibria(model).items()
             for operator, bound in part.cell.norms().items()
         }
+
+
+def _any_of(flags: list[Tensor], count: int) -> Tensor:
+    """Which of `count` samples have a flag in one solve."""
+    found = torch.zeros(count, dtype=torch.bool)
+    for each in flags:
+        found |= each if len(each) == count else each.any()
+    return found
 
 
 def _largest(values: Tensor) -> float:

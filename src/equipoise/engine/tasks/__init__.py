@@ -14,7 +14,7 @@ from equipoise.engine.tasks.metric import Metric
 from equipoise.engine.tasks.regression import BinaryRegression
 from equipoise.engine.tasks.restoration import Restoration
 from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
-from equipoise.engine.tasks.task import TASKS, Task, find_metric, make_task
+from equipoise.engine.tasks.task import TASKS, Task, find_metric, finite_samples, make_task
 
 __all__ = [
     "TASKS",
@@ -37,5 +37,6 @@ __all__ = [
     "Task",
     "TextAnswer",
     "find_metric",
+    "finite_samples",
     "make_task",
 ]

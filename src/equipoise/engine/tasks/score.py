@@ -101,7 +101,8 @@ class Agreement(Score):
         self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None
     ) -> None:
         self._rows = classes if classes <= self.largest else 0
-        super().__init__(2 + self._rows**2)  # right ones, all, and the matrix
+        # Right ones, all, and the matrix, whose last column counts outputs that are no answer.
+        super().__init__(2 + self._rows * (self._rows + 1))
         self._predict, self._ignore = predict, ignore
 
     def update(self, output: Tensor, target: Tensor) -> None:
@@ -114,20 +115,23 @@ class Agreement(Score):
             counts = truth != self._ignore
             found, truth, sound = found[counts], truth[counts], sound[counts]
         self._sums[1] += len(truth)
-        if not bool(sound.all()):
-            found, truth = found[sound], truth[sound]
-        self._sums[0] += (found == truth).sum().cpu()
+        self._sums[0] += ((found == truth) & sound).sum().cpu()
         if self._rows:
+            found = found.where(sound, self._rows)
             self._sums[2:] += torch.bincount(
-                truth * self._rows + found, minlength=self._rows**2
+                truth * (self._rows + 1) + found, minlength=len(self._sums) - 2
             ).cpu()
 
     @property
     def confusion(self) -> Tensor | None:
-        return self._sums[2:].long().reshape(self._rows, self._rows) if self._rows else None
+        return self._matrix()[:, :-1].long() if self._rows else None
 
     def compute(self) -> dict[str, float]:
         return {"accuracy": float(self._sums[0] / self._sums[1])}
+
+    def _matrix(self) -> Tensor:
+        """Counts of true classes (rows) and found ones (columns), the last one for no answer."""
+        return self._sums[2:].reshape(self._rows, self._rows + 1)
 
 
 @final
@@ -137,8 +141,8 @@ class Overlap(Agreement):
     largest = math.inf
 
     def compute(self) -> dict[str, float]:
-        matrix = self._sums[2:].reshape(self._rows, self._rows)
-        right, truth, found = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+        matrix = self._matrix()
+        right, truth, found = matrix.diagonal(), matrix.sum(1), matrix[:, :-1].sum(0)
         return {
             "miou": _mean_ratio(right, truth + found - right),
             "macc": _mean_ratio(right, truth),

@@ -19,6 +19,7 @@ __all__ = [
     "TASKS",
     "Task",
     "find_metric",
+    "finite_samples",
     "make_task",
     "refuse_smoothing",
     "require_data",
@@ -179,6 +180,11 @@ def find_metric(name: str) -> Metric:
 def to_full_precision(output: Tensor) -> Tensor:
     """Return half-precision outputs in float32, in which losses and probabilities are computed."""
     return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
+
+
+def finite_samples(output: Tensor) -> Tensor:
+    """Return which samples of a model's output have no NaN and no infinity, bools (batch,)."""
+    return output.isfinite().reshape(len(output), -1).all(1)
 
 
 def refuse_smoothing(name: str, label_smoothing: float) -> None:
