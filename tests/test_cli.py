@@ -423,7 +423,7 @@ def test_certify_says_that_nothing_is_proved(run, capsys, tmp_path):
 
 
 def test_certify_tells_several_equilibria_apart(monkeypatch, capsys):
-    proved, refuted = Statement("a", True, theorem="b"), Statement("c", False)
+    proved, refuted = Statement("a", True, theorem="b", unique=True), Statement("c", False)
     found = {
         "first": Certificate(further=(proved, refuted), remedy="Do d."),
         "second": Certificate(further=(proved,)),

@@ -7,7 +7,8 @@ import torch
 from samples import opteq
 from torch import Tensor, nn
 
-from equipoise.analysis import certify
+from equipoise.analysis import certify, objective
+from equipoise.core.validate import SettingError
 from equipoise.families.opteq import OptEq, OptEqConv2d
 from equipoise.layers import (
     Cell,
@@ -244,7 +245,14 @@ class Monotone(Halving):
 
     def certificate(self) -> Certificate:
         holds = self.margin > 0
-        claim = Statement("one equilibrium", holds or None, 1 - self.margin, self.margin, "Ours, 1")
+        claim = Statement(
+            "one equilibrium",
+            holds or None,
+            1 - self.margin,
+            self.margin,
+            "Ours, 1",
+            unique=True,
+        )
         return Certificate(
             (Link("Monotone", math.inf),), further=(claim,), remedy="Call project_norms."
         )
@@ -274,3 +282,110 @@ def test_certify_of_a_model_names_each_of_its_equilibria() -> None:
     assert {name: one.contracts for name, one in found.items()} == {"0": True, "2": False}
     with pytest.raises(ValueError, match=r"^certify\.2 must have a Lipschitz constant below 1"):
         certify(model)
+
+
+class Claiming(Halving):
+    """`z = tanh(3z + x)`, which has up to three equilibria, with a certificate of any claims."""
+
+    def __init__(self, *claims: Statement, bound: float = math.inf) -> None:
+        super().__init__()
+        self.claims, self.number = claims, bound
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return torch.tanh(3 * z + context)
+
+    def certificate(self) -> Certificate:
+        return Certificate((Link("Claiming", self.number),), further=self.claims)
+
+
+def test_certify_asks_for_a_proof_of_one_equilibrium() -> None:
+    bounded, one = Statement("bounded", True), Statement("one equilibrium", True, unique=True)
+    wrong, unclear = Statement("monotone", False), Statement("bounded", None)
+    with pytest.raises(ValueError, match=r"must have a Lipschitz constant below 1; got Claiming"):
+        certify(Equilibrium(Claiming(bounded)))
+    found = certify(Equilibrium(Claiming(bounded)), strict=False)
+    assert [claim.holds for claim in found.statements] == [None, True]
+    assert certify(Equilibrium(Claiming(one, unclear))).holds
+    assert certify(Equilibrium(Claiming(unclear, bound=0.5))).holds
+    for cell in (Claiming(one, wrong), Claiming(wrong, bound=0.5)):
+        with pytest.raises(ValueError, match=r"a proof of what it claims; got monotone: refuted\."):
+            certify(Equilibrium(cell))
+
+
+def test_only_claims_of_one_equilibrium_survive_a_change_of_the_equilibria() -> None:
+    one = Statement("one equilibrium", True, unique=True)
+    cell = Claiming(one, Statement("equilibria are in [-1, 1]", True), Statement("monotone", False))
+    for wrapped in (Skip(cell, 0.5), ChangeOfVariable(cell, scale=9.0)):
+        assert certify(Equilibrium(wrapped)).further == (one,)
+    assert certify(Equilibrium(Regularized(cell, "l2")), strict=False).further == ()
+
+
+def test_statements_and_certificates_refuse_what_they_cannot_be() -> None:
+    for wrong in (1, "yes", torch.tensor(True)):
+        with pytest.raises(SettingError, match=r"^Statement\.holds must be True, False or None"):
+            Statement("a", wrong)  # type: ignore[arg-type]
+    for number in (-5.0, math.nan, "0.5"):
+        with pytest.raises(SettingError, match=r"^Ours\.lipschitz must be in \[0, inf\]"):
+            Certificate((Link("Ours", number),))  # type: ignore[arg-type]
+
+
+def test_a_cell_that_answers_something_else_is_named() -> None:
+    cell, x = Halving(), torch.zeros(2, 3)
+    cell.certificate = lambda: "proved"  # type: ignore[assignment, method-assign, return-value]
+    cell.problem = lambda _: "minimise"  # type: ignore[assignment, method-assign, return-value]
+    for wrapped in (cell, Skip(cell, 0.5)):
+        layer = Equilibrium(wrapped)
+        with pytest.raises(
+            SettingError, match=r"^Halving\.certificate must be a Certificate; got str\.$"
+        ):
+            certify(layer)
+        with pytest.raises(
+            SettingError, match=r"^Halving\.problem must be a Problem, .*; got str\.$"
+        ):
+            objective(layer, x)
+
+
+def test_certify_refuses_buffers_that_are_not_finite() -> None:
+    wrapped = ChangeOfVariable(Halving(), shift=1.0)
+    assert wrapped.shift is not None
+    wrapped.shift.fill_(math.nan)
+    with pytest.raises(ValueError, match=r"must have finite weights; got NaN or infinity in shift"):
+        certify(Equilibrium(wrapped))
+
+
+def test_huge_weights_are_not_certified() -> None:
+    layer, _ = opteq([5, 9], 6, norm=0.9)
+    with torch.no_grad():
+        layer.layers.operators[0].weight.fill_(1e160)
+    found = certify(layer, strict=False)
+    assert found.lipschitz == math.inf
+    assert "not certified" in str(found)
+    with pytest.raises(ValueError, match=r"^certify\.layer must have a Lipschitz constant below 1"):
+        certify(layer)
+
+
+@pytest.mark.parametrize(
+    ("bound", "first"),
+    [
+        (0.99999999, "at most 0.99999999: one equilibrium"),
+        (1 - 2.0**-53, "at most 0.9999999999999999: one equilibrium"),
+        (1.0, "at most 1.0000: not certified"),
+        (1.00000001, "at most 1.0001: not certified"),
+        (1e20, "at most 1e+20: not certified"),
+        (1.234561e300, "at most 1.2346e+300: not certified"),
+    ],
+)
+def test_printed_bounds_are_upper_bounds_on_the_right_side_of_one(bound: float, first: str) -> None:
+    found = Certificate((Link("Ours", bound),), (Factor("layer 1", bound, -math.inf),))
+    assert str(found).startswith(f"Lipschitz constant {first}")
+    assert "|W| <= unknown" in str(found)
+
+
+def test_declared_bounds_are_not_rounded_down() -> None:
+    cell = Halving()
+    for bound, printed in ((0.30004, "0.3001"), (0.99999999, "0.99999999"), (0.3, "0.3")):
+        cell.bound = bound
+        assert str(cell.certificate()).endswith(f"Halving.lipschitz declares {printed}")
+    cell.bound = 1.00000001
+    with pytest.raises(ValueError, match=r"below 1; got 1\.00000001\.$"):
+        certify(Equilibrium(cell))

@@ -55,7 +55,9 @@ class ToyCell(Cell):
 
     def certificate(self) -> Certificate:
         bound = self.lipschitz()
-        toy = Statement("the toy is stable", bound < 1, bound, 1 - bound, "Toy, Theorem 1")
+        toy = Statement(
+            "the toy is stable", bound < 1, bound, 1 - bound, "Toy, Theorem 1", unique=True
+        )
         return Certificate(chain=(Link("ToyCell", bound),), further=(toy,))
 
     def problem(self, x: Tensor) -> Problem:

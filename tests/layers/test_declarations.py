@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.validate import SettingError
 from equipoise.layers import (
     Cell,
     ChangeOfVariable,
@@ -16,6 +20,7 @@ from equipoise.layers import (
     project_norms,
     project_norms_after,
 )
+from equipoise.layers.declarations import norms_of
 
 
 class Scaled(Cell):
@@ -120,3 +125,157 @@ def test_a_change_of_variable_measures_the_matrix_that_it_loads() -> None:
     rotation.load_state_dict(stretched.state_dict())
     assert not rotation.conformal
     assert rotation.certificate().lipschitz == pytest.approx(0.75)
+
+
+def test_a_change_of_variable_follows_a_matrix_that_is_written_to() -> None:
+    cell = ChangeOfVariable(Scaled(0.5), matrix=torch.eye(3))
+    assert cell.certificate().lipschitz == pytest.approx(0.5)
+    matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0]))
+    matrix[0, 1] = 3.0
+    for write in (cell.matrix.copy_, cell.matrix.data.copy_):
+        cell.matrix.copy_(torch.eye(3))
+        assert (cell.conformal, cell.condition) == (True, pytest.approx(1))
+        write(matrix)
+        assert not cell.conformal
+        assert cell.condition == pytest.approx(float(torch.linalg.cond(matrix)), rel=1e-5)
+        assert cell.certificate().lipschitz == pytest.approx(0.5 * cell.condition)
+        assert cell.lipschitz().item() == pytest.approx(0.5 * cell.condition)
+    z = torch.randn(2, 3)
+    cell.matrix.copy_(2 * matrix)
+    cell.inject(z)
+    torch.testing.assert_close(cell.invert(cell.change(z)), z)
+    cell.matrix.zero_()
+    with pytest.raises(ValueError, match=r"^ChangeOfVariable\.matrix must be invertible"):
+        cell.certificate()
+
+
+def test_a_change_of_variable_can_be_cast() -> None:
+    rotation = torch.linalg.qr(torch.randn(200, 200)).Q
+    cell = ChangeOfVariable(Scaled(), matrix=rotation).to(torch.bfloat16)
+    z = torch.randn(2, 200, dtype=torch.bfloat16)
+    cell.inject(z)
+    torch.testing.assert_close(cell.invert(cell.change(z)), z, atol=0.1, rtol=0.1)
+
+
+class Declaring(Bare):
+    """A cell that declares whatever it is given."""
+
+    def __init__(self, declared: object) -> None:
+        super().__init__()
+        self.declared = declared
+
+    def lipschitz(self):
+        return self.declared
+
+
+class Naming(Declaring):
+    def norms(self):
+        return self.declared
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        -5.0,
+        -math.inf,
+        math.nan,
+        "0.5",
+        True,
+        0.5j,
+        torch.tensor(-0.5),
+        torch.tensor([0.5, 0.5]),
+        torch.tensor(0.5 + 0j),
+        np.array([[0.5], [0.5]]),
+    ],
+)
+def test_what_is_no_lipschitz_constant_is_refused_by_name(bound: object) -> None:
+    cell = Declaring(bound)
+    for ask in (
+        cell.certificate,
+        cell.norms,
+        Skip(cell, 0.5).certificate,
+        Skip(cell, 0.5).lipschitz,
+        lambda: Equilibrium(cell)(torch.zeros(2, 3)),
+    ):
+        with pytest.raises(SettingError, match=r"^Declaring\.lipschitz must be ") as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bound", [0.5, torch.tensor([0.5]), np.float32(0.5)])
+def test_all_kinds_of_one_number_are_lipschitz_constants(bound: object) -> None:
+    assert Declaring(bound).certificate().lipschitz == 0.5
+
+
+@pytest.mark.parametrize("bound", [None, math.inf, 10**400])
+def test_no_finite_lipschitz_constant_is_none(bound: object) -> None:
+    assert Declaring(bound).certificate().lipschitz == math.inf
+    assert Skip(Declaring(bound), 0.5).certificate().lipschitz == math.inf
+
+
+def test_a_negative_constant_of_a_regularizer_is_refused() -> None:
+    wrapped = Regularized(Scaled(), "incay", 0.5)
+    kind = type(wrapped.regularizer)
+    wrapped.regularizer = type("Wrong", (kind,), {"lipschitz": -9.0})()
+    with pytest.raises(
+        SettingError, match=r"^Wrong\.lipschitz must be in \[0, inf\]; got -9\.0\.$"
+    ):
+        wrapped.certificate()
+
+
+def test_norms_are_numbers_by_name() -> None:
+    assert norms_of(Naming({"a": torch.tensor([2.0]), "b": 3})) == {"a": 2.0, "b": 3.0}
+    for wrong in (None, [1.0], {"a": "1"}, {"a": torch.ones(2)}, {1: 2.0}):
+        for cell in (Naming(wrong), Skip(Naming(wrong), 0.5)):
+            with pytest.raises(
+                SettingError, match=r"^Naming\.norms must be a dict of numbers by name; got .*\.$"
+            ):
+                norms_of(cell)
+
+
+class Around(Scaled):
+    """A cell with a cell inside, which it does not project; both note when they are projected."""
+
+    def __init__(self, cell: Cell, order: list[Cell]) -> None:
+        super().__init__(3.0)
+        self.cell = cell
+        self.order = order
+
+    def project_(self) -> None:
+        self.order.append(self)
+        self.grad_enabled = torch.is_grad_enabled()
+        super().project_()
+
+
+def test_cells_within_cells_are_projected_first_and_once() -> None:
+    order: list[Cell] = []
+    inner = Around(Bare(), order)
+    outer = Around(Skip(inner, 0.5), order)
+    project_norms(nn.ModuleList([outer, Skip(outer, 0.5), inner]))
+    assert order == [inner, outer]
+    assert (inner.factor.item(), outer.factor.item()) == (0.5, 0.5)
+    assert not inner.grad_enabled
+
+
+class Rebinding(Scaled):
+    def project_(self) -> None:
+        self.factor = nn.Parameter(self.factor.detach().clamp(-0.5, 0.5))
+
+
+class Method(Scaled):
+    def projects(self) -> bool:
+        return False
+
+
+def test_projections_that_an_optimizer_would_miss_are_refused() -> None:
+    with pytest.raises(
+        SettingError,
+        match=r"^Rebinding\.project_ must change parameters in place.*; got another parameter for "
+        r"factor\. Use copy_ or mul_\.$",
+    ):
+        project_norms(Skip(Rebinding(3.0), 0.5))
+    with pytest.raises(
+        SettingError,
+        match=r"^Method\.projects must be True or False; got a method\. Make it a property\.$",
+    ):
+        project_norms(Skip(Method(), 0.5))

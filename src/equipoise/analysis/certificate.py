@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import overload
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from equipoise.core.validate import SettingError, require_type
 from equipoise.layers import Cell, Certificate, Equilibrium
+from equipoise.layers.certificate import significant
+from equipoise.layers.declarations import certificate_of
 
 __all__ = ["certify", "require_finite_weights", "require_layer"]
 
@@ -27,6 +30,10 @@ def certify(layer: nn.Module, *, strict: bool = True) -> Certificate | dict[str,
     fraction `a` of the new value makes `L` to `a L + 1 - a`; a change of variable multiplies it by
     its condition number; a regulariser by 1 if it is convex and its step a proximal map or short,
     and by `1 + gamma L_R` otherwise, with `L_R` a Lipschitz constant of its gradient.
+
+    The proof is that of a contraction, or another that the cell's certificate has (a `Statement`
+    that is `unique`). It fails if any statement is refuted; those that are open beside it do not
+    matter.
 
     Args:
         layer: An equilibrium layer, or a model that holds some.
@@ -47,7 +54,7 @@ def certify(layer: nn.Module, *, strict: bool = True) -> Certificate | dict[str,
 
 def _certify(key: str, layer: Equilibrium, strict: bool) -> Certificate:
     require_finite_weights(key, layer)
-    certificate = layer.cell.certificate()
+    certificate = certificate_of(layer.cell)
     if strict and not certificate.holds:
         raise _refusal(key, certificate)
     return certificate
@@ -66,8 +73,8 @@ def require_layer(owner: str, layer: object) -> None:
 
 
 def require_finite_weights(key: str, layer: Equilibrium) -> None:
-    """Raise if a weight is not finite, of which nothing can be said."""
-    for name, weight in layer.cell.named_parameters():
+    """Raise if a parameter or a buffer is not finite, of which nothing can be said."""
+    for name, weight in chain(layer.cell.named_parameters(), layer.cell.named_buffers()):
         if not bool(weight.isfinite().all()):
             raise SettingError(key, "have finite weights", weight, got=f"NaN or infinity in {name}")
 
@@ -75,9 +82,10 @@ def require_finite_weights(key: str, layer: Equilibrium) -> None:
 def _refusal(key: str, certificate: Certificate) -> SettingError:
     """The first link of the proof that breaks, and what helps."""
     bound, remedy = certificate.lipschitz, certificate.remedy
-    if certificate.further:
-        open_claims = [one for one in certificate.further if one.holds is not True]
-        got = "; ".join(map(str, open_claims))
+    refuted = [one for one in certificate.statements if one.holds is False]
+    failed = refuted or [one for one in certificate.further if one.unique]
+    if failed:
+        got = "; ".join(map(str, failed))
         return SettingError(key, "have a proof of what it claims", bound, remedy, got=got)
     rule = "have a Lipschitz constant below 1"
     own = certificate.chain[0].lipschitz if certificate.chain else math.inf
@@ -86,16 +94,16 @@ def _refusal(key: str, certificate: Certificate) -> SettingError:
         return SettingError(key, rule, bound, remedy, got=f"{name}, of which none is known")
     for (_, before), (name, after) in zip(certificate.chain, certificate.chain[1:], strict=False):
         if before < 1 <= after:
-            what = f"{after:.6g}" if after < math.inf else "no known constant"
+            what = significant(after, 6) if after < math.inf else "no known constant"
             return SettingError(
                 key,
                 rule,
                 bound,
                 "Use a convex regulariser with a proximal map, a smaller strength, or an "
                 "orthogonal matrix.",
-                got=f"{before:.6g} for its layers but {what} after {name}",
+                got=f"{significant(before, 6)} for its layers but {what} after {name}",
             )
-    got = f"{own:.6g}"
+    got = significant(own, 6)
     if certificate.factors:
         worst = max(certificate.factors, key=lambda factor: factor.value)
         got += (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from equipoise.analysis.certificate import require_finite_weights, require_layer
 from equipoise.core.tree import Tree
 from equipoise.layers import Equilibrium, Problem
+from equipoise.layers.declarations import problem_of
 
 __all__ = ["objective"]
 
@@ -23,4 +24,4 @@ def objective(layer: Equilibrium, x: Tree) -> Problem:
     require_layer("objective", layer)
     require_finite_weights("objective.layer", layer)
     layer.check(x)
-    return layer.cell.problem(x)
+    return problem_of(layer.cell, x)

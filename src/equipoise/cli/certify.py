@@ -37,12 +37,14 @@ def run(arguments: Namespace) -> int:
 
 def block(certificate: Certificate) -> Iterator[str]:
     """Return the lines about one equilibrium: each statement, what it rests on, what would help."""
+    from equipoise.layers.certificate import significant
+
     for statement in certificate.statements:
         verdict = {True: "proved", False: "refuted", None: "not proved"}[statement.holds]
         yield f"  {verdict}: {statement.claim}"
         if statement.number is not None:
             margin = "" if statement.margin is None else f", margin {statement.margin:.3g}"
-            yield f"    number: {statement.number:.6g}{margin}"
+            yield f"    number: {significant(statement.number, 6)}{margin}"
         if statement.theorem:
             yield f"    by: {statement.theorem}"
     proved = sum(statement.holds is True for statement in certificate.statements)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from equipoise.layers.declarations import norms_of
 from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
 from equipoise.solvers.policy import Direction, describe
@@ -121,7 +122,7 @@ def operator_norms(model: nn.Module) -> dict[str, float]:
         return {
             f"{name}.{operator}": bound
             for name, part in find_equilibria(model).items()
-            for operator, bound in part.cell.norms().items()
+            for operator, bound in norms_of(part.cell).items()
         }
 
 

@@ -29,6 +29,7 @@ from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 from equipoise.layers import Cell, project_norms_after
+from equipoise.layers.declarations import projects_of
 from equipoise.models import count_parameters
 
 __all__ = ["Trainer"]
@@ -103,7 +104,7 @@ class Trainer:
 
         self.model = model.to(self.group.device)
         self.optimizer = make_optimizer(model, self.optimizer_settings)
-        if any(isinstance(part, Cell) and part.projects for part in model.modules()):
+        if any(isinstance(part, Cell) and projects_of(part) for part in model.modules()):
             project_norms_after(self.optimizer, model)
         self.average = Average(model, self.settings.ema) if self.settings.ema else None
         scaler = torch.amp.GradScaler(

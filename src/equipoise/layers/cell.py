@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.module_tensors import ModuleTensors
-from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.layers.certificate import Certificate, Link
+from equipoise.layers.certificate import Certificate, Link, significant
+from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.problem import Problem
 from equipoise.solvers.problem import Equation, Linearization
 
-__all__ = ["Cell", "CellEquation", "as_number"]
+__all__ = ["Cell", "CellEquation"]
 
 
 class Cell(nn.Module):
@@ -79,12 +79,13 @@ class Cell(nn.Module):
 
         By default what follows from `lipschitz`, which is as true as the cell's declaration.
         """
-        name, bound = type(self).__name__, as_number(self.lipschitz())
+        name, bound = type(self).__name__, lipschitz_number(self, self.lipschitz())
         if bound is None:
             return Certificate(
                 (Link(name, math.inf),), remedy=f"Define lipschitz or certificate of {name}."
             )
-        return Certificate((Link(name, bound),), basis=f"{name}.lipschitz declares {bound:.4g}")
+        basis = f"{name}.lipschitz declares {significant(bound, 4, up=True)}"
+        return Certificate((Link(name, bound),), basis=basis)
 
     def problem(self, x: Tree) -> Problem:
         """Return what the equilibria at the input `x` solve; by default raises ValueError."""
@@ -100,7 +101,7 @@ class Cell(nn.Module):
 
     def norms(self) -> dict[str, float]:
         """Return upper bounds of the norms of the operators by name, for logs."""
-        bound = as_number(self.lipschitz())
+        bound = lipschitz_number(self, self.lipschitz())
         return {} if bound is None else {"step": bound}
 
     def linearize(self, z: Tree, context: Tree) -> Linearization | None:
@@ -213,10 +214,3 @@ class CellEquation(Equation):
             else lambda rows: self._flatten(select_rows(rows), tensors),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )
-
-
-def as_number(bound: Tensor | float | None) -> float | None:
-    """Return a declared bound as a number, or None under `torch.func`, where it has no value."""
-    if isinstance(bound, Tensor):
-        return None if is_wrapped(bound) else float(bound.detach())
-    return bound

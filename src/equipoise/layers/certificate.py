@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
 from typing import NamedTuple, TypeVar, overload
 
 from torch import Tensor
 
-from equipoise.core.validate import SettingError
+from equipoise.core.validate import SettingError, require_between, require_flag
 
-__all__ = ["Certificate", "Factor", "Link", "Statement", "averaged"]
+__all__ = ["Certificate", "Factor", "Link", "Statement", "averaged", "significant"]
 
 Number = TypeVar("Number", float, Tensor)
+
+MAX_DIGITS = 17  # that a float has
+MAX_FIXED = 1e6  # from where numbers are printed with an exponent
 
 
 @overload
@@ -34,6 +38,9 @@ class Statement:
         number: The number that decides, if there is one.
         margin: How far the number is on the safe side; negative on the other.
         theorem: What the proof rests on.
+        unique: Whether the claim implies that there is exactly one equilibrium for every input.
+            Only such claims survive a one-to-one change of the equilibria, and prove what
+            `certify` asks for.
     """
 
     claim: str
@@ -41,10 +48,16 @@ class Statement:
     number: float | None = None
     margin: float | None = None
     theorem: str = ""
+    unique: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.holds is None or isinstance(self.holds, bool)):
+            raise SettingError("Statement.holds", "be True, False or None", self.holds)
+        require_flag("Statement.unique", self.unique)
 
     def __str__(self) -> str:
         verdict = {True: "proved", False: "refuted", None: "not proved"}[self.holds]
-        number = "" if self.number is None else f", {self.number:.4g}"
+        number = "" if self.number is None else f", {significant(self.number)}"
         margin = "" if self.margin is None else f" with a margin of {self.margin:.4g}"
         return f"{self.claim}: {verdict}{number}{margin}" + (self.theorem and f" ({self.theorem})")
 
@@ -89,6 +102,10 @@ class Certificate:
     basis: str = ""
     remedy: str = ""
 
+    def __post_init__(self) -> None:
+        for name, lipschitz in self.chain:
+            require_between(f"{name}.lipschitz", lipschitz, 0, math.inf)
+
     @property
     def lipschitz(self) -> float:
         """Lipschitz constant of the whole step; infinite if none is known."""
@@ -102,7 +119,7 @@ class Certificate:
     @property
     def statements(self) -> tuple[Statement, ...]:
         """All claims. That of a contraction is left out where others stand in for its proof."""
-        if self.further and not self.contracts:
+        if self._others_stand_in:
             return self.further
         known = self.lipschitz < math.inf
         contraction = Statement(
@@ -111,13 +128,24 @@ class Certificate:
             number=self.lipschitz if known else None,
             margin=1 - self.lipschitz if known else None,
             theorem="Banach's fixed-point theorem" + (self.basis and f"; {self.basis}"),
+            unique=True,
         )
         return (contraction, *self.further)
 
     @property
     def holds(self) -> bool:
-        """Whether every statement is proved."""
-        return all(statement.holds is True for statement in self.statements)
+        """Whether it is proved that there is one equilibrium for every input, and nothing refuted.
+
+        The proof is that of a contraction, or of another statement that is `unique`. Statements
+        that are neither proved nor refuted do not matter beside it.
+        """
+        proved = any(one.unique and one.holds is True for one in self.statements)
+        return proved and all(one.holds is not False for one in self.statements)
+
+    @property
+    def _others_stand_in(self) -> bool:
+        """Whether there is no contraction, but another claim that there is one equilibrium."""
+        return not self.contracts and any(one.unique for one in self.further)
 
     def through(self, name: str, lipschitz: float, *, same_equilibria: bool) -> Certificate:
         """Return the certificate of a wrapper around the cell.
@@ -126,9 +154,10 @@ class Certificate:
             name: The wrapper.
             lipschitz: The Lipschitz constant of the step with it.
             same_equilibria: Whether the wrapped cell's equilibria correspond one to one to the
-                cell's, so that what is claimed of these stays true.
+                cell's, so that there is still one for every input if there was; other claims,
+                about their values or the step, may no longer be true and are dropped.
         """
-        further = self.further if same_equilibria else ()
+        further = tuple(one for one in self.further if one.unique) if same_equilibria else ()
         return replace(self, chain=(*self.chain, Link(name, lipschitz)), further=further)
 
     def error(self, residual: Number) -> Number:
@@ -142,15 +171,14 @@ class Certificate:
                 "Certificate.error",
                 "be asked of a contraction",
                 self.lipschitz,
-                got=f"the Lipschitz constant {self.lipschitz:.6g}",
+                got=f"the Lipschitz constant {significant(self.lipschitz, 6)}",
             )
         return residual / (1 - self.lipschitz)
 
     def __str__(self) -> str:
         bound = f"at most {_up(self.lipschitz)}" if self.lipschitz < math.inf else "unknown"
         verdict = "one equilibrium for every input" if self.contracts else "not certified"
-        stands_in = bool(self.further) and not self.contracts
-        lines = [] if stands_in else [f"Lipschitz constant {bound}: {verdict}."]
+        lines = [] if self._others_stand_in else [f"Lipschitz constant {bound}: {verdict}."]
         lines += map(str, self.further)
         lines += [f"  {self.basis}"] if self.basis else []
         lines += [
@@ -161,6 +189,34 @@ class Certificate:
         return "\n".join(lines)
 
 
+def significant(value: float, digits: int = 4, *, up: bool = False) -> str:
+    """Return a number in a few digits, or as many as tell it from 1, which decides a proof.
+
+    Args:
+        value: The number.
+        digits: How many significant digits, if they tell it from 1.
+        up: Whether to round up, so that an upper bound stays one.
+    """
+    value = float(value)
+    if not math.isfinite(value):
+        return f"{value}"
+    exact, rounding = Decimal(repr(value)), ROUND_CEILING if up else ROUND_HALF_EVEN
+    for some in range(digits, MAX_DIGITS):
+        rounded = float(Context(prec=some, rounding=rounding).plus(exact))
+        if value == 1 or (rounded - 1) * (value - 1) > 0:
+            return f"{rounded:.{some}g}"
+    return repr(value)
+
+
 def _up(value: float) -> str:
-    """Four decimals, rounded up: an upper bound stays one."""
-    return f"{math.ceil(value * 1e4) / 1e4:.4f}" if value < math.inf else "unknown"
+    """Four decimals or more, rounded up: an upper bound stays one, and one below 1 stays below."""
+    if not abs(value) < math.inf:
+        return "unknown"
+    if abs(value) >= MAX_FIXED:
+        return significant(value, 5, up=True)
+    exact = Decimal(repr(float(value)))
+    for places in range(4, MAX_DIGITS):
+        rounded = exact.quantize(Decimal(1).scaleb(-places), ROUND_CEILING)
+        if rounded < 1 or value >= 1:
+            return f"{rounded:f}"
+    return repr(value)

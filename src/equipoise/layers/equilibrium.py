@@ -13,7 +13,8 @@ from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.validate import require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
-from equipoise.layers.cell import Cell, CellEquation, as_number
+from equipoise.layers.cell import Cell, CellEquation
+from equipoise.layers.declarations import lipschitz_number
 from equipoise.solvers.auto import pick_forward
 from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
@@ -157,7 +158,7 @@ class Equilibrium(nn.Module):
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = ModuleTensors(self.cell)
-        bound = as_number(self.cell.lipschitz())
+        bound = lipschitz_number(self.cell, self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(self.cell, layout, structure, weights, lower),
             solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.registry import choose
+from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import (
     SettingError,
     require_finite,
@@ -17,17 +18,23 @@ from equipoise.core.validate import (
     require_positive,
     require_type,
 )
-from equipoise.layers.cell import Cell, as_number
+from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, averaged
+from equipoise.layers.declarations import (
+    certificate_of,
+    lipschitz_number,
+    norms_of,
+    problem_of,
+)
 from equipoise.layers.problem import Problem
 from equipoise.prox.regularizer import Regularizer, as_regularizer
 
-__all__ = ["ChangeOfVariable", "Regularized", "Skip"]
+__all__ = ["ChangeOfVariable", "Regularized", "Skip", "Wrapper"]
 
 Operation = Literal["auto", "gradient", "prox"]
 
 
-class _Change(Cell):
+class Wrapper(Cell):
     """A cell around a cell, which it asks for everything that it does not change."""
 
     same_equilibria: bool = True  # one to one, so that what is proved of them stays true
@@ -36,8 +43,11 @@ class _Change(Cell):
         super().__init__()
         require_type(f"{type(self).__name__}.cell", cell, Cell, "a Cell")
         self.cell = cell
-        self.symmetric = cell.symmetric
         self.coupled = cell.coupled
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        return self.cell.symmetric
 
     def inject(self, x: Any) -> Any:
         return self.cell.inject(x)
@@ -50,11 +60,13 @@ class _Change(Cell):
 
     def lipschitz(self) -> Tensor | float | None:
         inner = self.cell.lipschitz()
+        lipschitz_number(self.cell, inner)  # raises, with the cell's name, if it is no bound
         return None if inner is None else self._through(inner)
 
     def certificate(self) -> Certificate:
-        inner = self.cell.certificate()
-        bound = as_number(self._through(inner.lipschitz))
+        inner = certificate_of(self.cell)
+        known = inner.lipschitz < math.inf
+        bound = lipschitz_number(self, self._through(inner.lipschitz)) if known else None
         return inner.through(
             type(self).__name__,
             math.inf if bound is None else bound,
@@ -73,12 +85,12 @@ class _Change(Cell):
         self.cell.project_()
 
     def norms(self) -> dict[str, float]:
-        inner = self.cell.norms()
+        inner = norms_of(self.cell)
         # The bound of the whole step is the wrapper's own.
         return super().norms() if inner.keys() == {"step"} else inner
 
 
-class Skip(_Change):
+class Skip(Wrapper):
     """`alpha f(z) + (1 - alpha) z`, a skip connection (OptEq, Table 1, row 2).
 
     It puts the Moreau envelope `alpha M_phi^(1 - alpha)` in place of `phi`.
@@ -103,13 +115,13 @@ class Skip(_Change):
         return averaged(lipschitz, self.alpha)
 
     def problem(self, x: Any) -> Problem:
-        return self.cell.problem(x).skipped(self.alpha)
+        return problem_of(self.cell, x).skipped(self.alpha)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}"
 
 
-class ChangeOfVariable(_Change):
+class ChangeOfVariable(Wrapper):
     """`A^-1(f(A(z)))` for an invertible affine `A(z) = scale Q z + shift` (OptEq, Table 1, row 3).
 
     It puts `phi o A` in place of `phi`.
@@ -129,10 +141,6 @@ class ChangeOfVariable(_Change):
         stretch: By how much `A` stretches lengths at most.
         condition: The condition number of `Q`.
     """
-
-    conformal: bool
-    stretch: float
-    condition: float
 
     def __init__(
         self,
@@ -158,30 +166,72 @@ class ChangeOfVariable(_Change):
         )
         self.register_buffer("shift", given)
         for name, tensor in (("matrix", matrix), ("shift", given)):
-            if tensor is not None and not (
-                isinstance(tensor, Tensor)
-                and tensor.is_floating_point()
-                and bool(tensor.isfinite().all())
-            ):
-                raise ValueError(
-                    f"ChangeOfVariable.{name} must be a tensor of finite floating-point "
-                    f"numbers; got {tensor!r}."
-                )
+            if tensor is not None:
+                _require_finite_tensor(name, tensor)
+        self._measured: tuple[Tensor, float, float] | None = None
         if matrix is not None:
             if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
                 raise ValueError(
                     f"ChangeOfVariable.matrix must be square; got shape {tuple(matrix.shape)}."
                 )
-            largest, smallest = _singular_values(matrix)
-            if not smallest > len(matrix) * torch.finfo(matrix.dtype).eps * largest:
-                raise ValueError(
-                    "ChangeOfVariable.matrix must be invertible; got singular values from "
-                    f"{largest:.3g} down to {smallest:.3g}."
-                )
             self.matrix = matrix.detach().clone()
-            self.inverse = torch.linalg.inv(self.matrix)
-        _measure(self)
-        self.register_load_state_dict_post_hook(_measure)  # type: ignore[no-untyped-call]
+            self.inverse = torch.empty_like(self.matrix)
+            self._singular_values()
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        return self.cell.symmetric and self.conformal
+
+    @property
+    def conformal(self) -> bool:
+        """Whether `Q` is a multiple of an orthogonal matrix."""
+        if self.matrix is None:
+            return True
+        largest, smallest = self._singular_values()
+        rounding = 100 * len(self.matrix) * torch.finfo(self.matrix.dtype).eps
+        return largest <= smallest * (1 + rounding)
+
+    @property
+    def stretch(self) -> float:
+        """By how much `A` stretches lengths at most."""
+        return abs(self.scale) * self._singular_values()[0]
+
+    @property
+    def condition(self) -> float:
+        """The condition number of `Q`."""
+        largest, smallest = self._singular_values()
+        return largest / smallest
+
+    @torch.no_grad()
+    def _singular_values(self) -> tuple[float, float]:
+        """The largest and the smallest one of `Q`, and its inverse brought up to date.
+
+        The matrix is a buffer, which may be loaded or written to: it is compared with what was
+        measured last.
+        """
+        matrix, inverse = self.matrix, self.inverse
+        if matrix is None or inverse is None:
+            return 1.0, 1.0
+        last = self._measured
+        if last is not None and (is_wrapped(matrix) or _same(last[0], matrix)):
+            return last[1:]
+        _require_finite_tensor("matrix", matrix)
+        values = torch.linalg.svdvals(matrix.double())
+        largest, smallest = float(values[0]), float(values[-1])
+        # Lower precisions keep what was invertible: a model may be cast to them.
+        rounding = min(torch.finfo(dtype).eps for dtype in (matrix.dtype, torch.float32))
+        if not smallest > len(matrix) * rounding * largest:
+            raise ValueError(
+                "ChangeOfVariable.matrix must be invertible; got singular values from "
+                f"{largest:.3g} down to {smallest:.3g}."
+            )
+        inverse.copy_(torch.linalg.inv(matrix.double()))
+        self._measured = matrix.clone(), largest, smallest
+        return largest, smallest
+
+    def inject(self, x: Any) -> Any:
+        self._singular_values()  # brings the inverse up to date, once for each solve
+        return super().inject(x)
 
     def change(self, z: Tensor) -> Tensor:
         """Return `A(z)`."""
@@ -224,28 +274,25 @@ class ChangeOfVariable(_Change):
         return self.condition * lipschitz
 
     def problem(self, x: Any) -> Problem:
-        return self.cell.problem(x).changed(self)
+        return problem_of(self.cell, x).changed(self)
 
 
-def _singular_values(matrix: Tensor) -> tuple[float, float]:
-    """The largest and the smallest one."""
-    values = torch.linalg.svdvals(matrix.double())
-    return float(values[0]), float(values[-1])
+def _require_finite_tensor(name: str, tensor: object) -> None:
+    if not (
+        isinstance(tensor, Tensor) and tensor.is_floating_point() and bool(tensor.isfinite().all())
+    ):
+        raise ValueError(
+            f"ChangeOfVariable.{name} must be a tensor of finite floating-point "
+            f"numbers; got {tensor!r}."
+        )
 
 
-def _measure(change: ChangeOfVariable, _: object = None) -> None:
-    """Find out what the matrix of a change of variable does to lengths; again when it is loaded."""
-    largest, smallest, rounding = 1.0, 1.0, 0.0
-    if change.matrix is not None:
-        largest, smallest = _singular_values(change.matrix)
-        rounding = 100 * len(change.matrix) * torch.finfo(change.matrix.dtype).eps
-    change.conformal = largest <= smallest * (1 + rounding)
-    change.stretch = abs(change.scale) * largest
-    change.condition = largest / smallest
-    change.symmetric = change.cell.symmetric and change.conformal
+def _same(first: Tensor, second: Tensor) -> bool:
+    alike = first.dtype == second.dtype and first.device == second.device
+    return alike and torch.equal(first, second)
 
 
-class Regularized(_Change):
+class Regularized(Wrapper):
     """`f(T_R(z))` with `T_R(z) = z - gamma grad R(z)` (OptEq, Theorem 4).
 
     It puts `phi + gamma R` in place of `phi`.
@@ -265,6 +312,7 @@ class Regularized(_Change):
     """
 
     same_equilibria = False
+    symmetric = False  # a product of two symmetric matrices is not symmetric
 
     def __init__(
         self,
@@ -285,7 +333,6 @@ class Regularized(_Change):
             )
         self.strength = strength
         self.by_prox = operation == "prox" or (operation == "auto" and self.regularizer.has_prox)
-        self.symmetric = False  # a product of two symmetric matrices is not symmetric
         self.coupled = cell.coupled or self.regularizer.coupled
 
     def operate(self, z: Tensor) -> Tensor:
@@ -301,20 +348,19 @@ class Regularized(_Change):
     @property
     def factor(self) -> float | None:
         """A Lipschitz constant of `T_R`, if one is known."""
-        curvature = self.regularizer.lipschitz
+        curvature = lipschitz_number(self.regularizer, self.regularizer.lipschitz)
         if self.regularizer.convex and (
             self.by_prox or (curvature is not None and self.strength * curvature <= 2)
         ):
-            return (
-                1.0  # proximal maps and short gradient steps of convex functions are nonexpansive
-            )
+            # Proximal maps and short gradient steps of convex functions are nonexpansive.
+            return 1.0
         return None if curvature is None or self.by_prox else 1 + self.strength * curvature
 
     def _through(self, lipschitz: Tensor | float) -> Tensor | float | None:
         return None if self.factor is None else self.factor * lipschitz
 
     def problem(self, x: Any) -> Problem:
-        return self.cell.problem(x).regularized(self)
+        return problem_of(self.cell, x).regularized(self)
 
     def extra_repr(self) -> str:
         return (

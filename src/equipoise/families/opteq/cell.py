@@ -149,9 +149,10 @@ class OptEqCell(Cell):
             start=1,
         ):
             norm = float(operator.bound(tuple(weight.double() for weight in weights)))
-            smoothness = activation.slopes[1] * norm**2 / self.mu
+            smoothness = activation.slopes[1] * norm * norm / self.mu  # may be infinite
             factors.append(Factor(f"layer {layer}", averaged(smoothness, float(alpha)), norm))
-        bound = math.prod(factor.value for factor in factors)
+        infinite = any(factor.value == math.inf for factor in factors)  # 0 times it is NaN
+        bound = math.inf if infinite else math.prod(factor.value for factor in factors)
         return Certificate(
             (Link(type(self).__name__, bound),),
             tuple(factors),

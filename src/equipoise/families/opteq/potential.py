@@ -62,7 +62,8 @@ class Potential:
         self.shape = operator.zeros(c[:1]).shape[1:]
         self.inner_shape = c.shape[1:]
         self.c = c.flatten(1)
-        self.smoothness = activation.slopes[1] * float(operator.bound(self.weights)) ** 2 / mu
+        norm = float(operator.bound(self.weights))
+        self.smoothness = activation.slopes[1] * norm * norm / mu
         self.matrix = self._write_out()
         self.activation: Activation = activation
         if isinstance(activation, MatrixActivation):
@@ -106,11 +107,8 @@ class Potential:
     def sharpen(self) -> None:
         """Replace a smoothness bound that is too loose by the exact value, if there is a matrix."""
         if self.smoothness > 1 and self.matrix is not None:
-            exact = (
-                self.activation.slopes[1]
-                * float(torch.linalg.matrix_norm(self.matrix, 2)) ** 2
-                / self.mu
-            )
+            norm = float(torch.linalg.matrix_norm(self.matrix, 2))
+            exact = self.activation.slopes[1] * norm * norm / self.mu
             self.smoothness = min(self.smoothness, exact)
 
     def apply(self, y: Tensor) -> Tensor:

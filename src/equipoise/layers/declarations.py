@@ -1,0 +1,103 @@
+"""What a cell declares, checked where it is asked, so that a mistake is told in one sentence."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from equipoise.core.transforms import is_wrapped
+from equipoise.core.tree import Tree
+from equipoise.core.validate import SettingError, require_between, require_type
+from equipoise.layers.certificate import Certificate
+from equipoise.layers.problem import Problem
+
+if TYPE_CHECKING:
+    from equipoise.layers.cell import Cell
+
+__all__ = ["certificate_of", "lipschitz_number", "norms_of", "problem_of", "projects_of"]
+
+
+def lipschitz_number(owner: object, bound: object) -> float | None:
+    """Return a declared Lipschitz constant as a number, or None if none is known.
+
+    None is known where it is infinite, and under `torch.func`, where tensors have no value.
+
+    Args:
+        owner: What declares it: a cell or a regulariser.
+        bound: What its `lipschitz` is.
+    """
+    if bound is None or (isinstance(bound, Tensor) and is_wrapped(bound)):
+        return None
+    key, number = f"{type(owner).__name__}.lipschitz", _as_float(bound)
+    if number is None:
+        raise SettingError(key, "be one number, or None", bound, got=_describe(bound))
+    require_between(key, number, 0, math.inf)
+    return number if number < math.inf else None
+
+
+def certificate_of(cell: Cell) -> Certificate:
+    """Return the certificate of a cell."""
+    found = cell.certificate()
+    require_type(f"{type(cell).__name__}.certificate", found, Certificate, "a Certificate")
+    return found
+
+
+def problem_of(cell: Cell, x: Tree) -> Problem:
+    """Return the problem that a cell's equilibria solve at the input `x`."""
+    found = cell.problem(x)
+    if not callable(getattr(found, "describe", None)):
+        raise SettingError(
+            f"{type(cell).__name__}.problem",
+            "be a Problem, which can describe itself",
+            found,
+            got=type(found).__name__,
+        )
+    return found
+
+
+def norms_of(cell: Cell) -> dict[str, float]:
+    """Return what a cell says of its operators' norms."""
+    key, found = f"{type(cell).__name__}.norms", cell.norms()
+    require_type(key, found, dict, "a dict of numbers by name")
+    norms = {}
+    for name, bound in found.items():
+        number = _as_float(bound)
+        if number is None or not isinstance(name, str):
+            got = f"{_describe(bound)} for {name!r}"
+            raise SettingError(key, "be a dict of numbers by name", found, got=got)
+        norms[name] = number
+    return norms
+
+
+def projects_of(cell: Cell) -> bool:
+    """Return whether a cell's weights are to be projected."""
+    projects: object = cell.projects
+    if not isinstance(projects, bool):
+        remedy = "Make it a property." if callable(projects) else ""
+        key = f"{type(cell).__name__}.projects"
+        raise SettingError(key, "be True or False", projects, remedy, got=_describe(projects))
+    return projects
+
+
+def _as_float(value: object) -> float | None:
+    """A number, or a tensor of one, as a float; None for anything else."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value.detach())
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf if value == abs(value) else -math.inf
+
+
+def _describe(value: object) -> str:
+    """A value on one line."""
+    if callable(value):
+        return "a method"
+    shape = getattr(value, "shape", None)
+    text = repr(value) if shape is None else f"{type(value).__name__} of shape {tuple(shape)}"
+    return text if len(text) <= 60 and "\n" not in text else type(value).__name__
