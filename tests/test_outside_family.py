@@ -20,7 +20,7 @@ import toy_family
 
 import equipoise
 from equipoise.cli import main
-from equipoise.engine import read_metrics
+from equipoise.engine import TASKS, read_metrics
 
 TABLE = """
 [model]
@@ -276,3 +276,40 @@ def test_test_table_may_lack_classes_but_have_no_others(capsys: pytest.CaptureFi
     assert sentence in capsys.readouterr().err
     assert main(["train", "table.toml", *LABELLED, "--output", "more"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+OWN_TASK = """
+from equipoise.engine import TASKS
+from equipoise.engine.tasks import BinaryRegression
+from toy_family import plain  # the model
+
+
+@TASKS.register("own-signs")
+class OwnSigns(BinaryRegression):
+    name = "own-signs"
+"""
+
+
+@pytest.mark.usefixtures("folder")
+def test_sweep_imports_the_module_of_the_model_that_registers_the_task(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("own_signs.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    write_tables("kind,a,b", "kind,a,b")
+    settings = ("model.name=own_signs:plain", "task.name=own-signs", "data.classes=[0,1]")
+    try:
+        ask(
+            capsys,
+            "sweep",
+            "table.toml",
+            *settings,
+            *LABELLED[:1],
+            "train.epochs=1",
+            "--output",
+            "s",
+        )
+    finally:
+        TASKS._entries.pop("own-signs", None)
+    rows = list(csv.DictReader(Path("s", "sweep.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == ["finished"], rows

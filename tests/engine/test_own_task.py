@@ -120,6 +120,16 @@ def test_own_task_says_that_less_is_better() -> None:
     assert [row["score"] for row in _sorted(rows)] == [1, 2]
 
 
+def test_own_task_cannot_give_the_name_of_a_metric_another_meaning() -> None:
+    class Reach(Age):
+        metrics = (Metric("accuracy", "Distance", "mm", higher_is_better=False),)
+
+    with pytest.raises(ValueError, match="have names that no other metric has; 'accuracy' is"):
+        TASKS.register("reach")(Reach)
+    assert "reach" not in TASKS
+    assert find_metric("accuracy").unit == "%"
+
+
 def test_unknown_metric_is_shown_by_its_name() -> None:
     assert find_metric("own_score") == Metric("own_score", "Own score")
     assert find_metric("own_score").describe(None) == "own_score nan"

@@ -9,7 +9,8 @@ import torch
 
 from equipoise import ConvergenceError, ConvergenceWarning
 from equipoise.data import AddNoise, Normalize, PadCropFlip, RandomResizedCrop, Resize, load_data
-from equipoise.engine import CheckpointError, read_checkpoint, read_metrics
+from equipoise.engine import CheckpointError, make_task, read_checkpoint, read_metrics
+from equipoise.models import Model
 from equipoise.runs import (
     DataConfig,
     evaluate_run,
@@ -20,7 +21,7 @@ from equipoise.runs import (
     train_run,
 )
 from equipoise.runs import run as run_module
-from equipoise.runs.build import load_samples, make_transforms, resolve
+from equipoise.runs.build import load_samples, make_transforms, resolve, try_out
 from equipoise.runs.run import ReportWarning
 
 SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
@@ -340,15 +341,57 @@ def test_run_that_fails_leaves_a_page_to_look_at(tmp_path):
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", [ArithmeticError, KeyError, AttributeError])
+def test_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch, kind):
     def fail(_):
-        raise ArithmeticError("no picture")
+        raise kind("no picture")
 
     monkeypatch.setattr(run_module, "report_run", fail)
     with pytest.warns(
         ReportWarning,
-        match=r"the report could not be made \(no picture\); try again with: equipoise report",
+        match=rf"the report could not be made \({kind.__name__}: .?no picture.?\); "
+        "try again with: equipoise report",
     ):
         summary = train_run(load_config("digits", SMALL), tmp_path / "run", quiet=True)
     assert summary.stopped == "finished"
     assert (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("/somewhere/equipoise/__main__.py", "equipoise train digits"),
+        ("/somewhere/bin/equipoise", "equipoise train digits"),
+        ("study.py", "study.py train digits"),
+    ],
+)
+def test_environment_names_the_command_as_it_can_be_repeated(monkeypatch, program, expected):
+    monkeypatch.setattr("sys.argv", [program, "train", "digits"])
+    assert run_module.environment(1)["command"] == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "sentence"),
+    [
+        (lambda x: {"other": x}["key"], r"it raised KeyError: 'key'\.$"),
+        (lambda x: x.missing, r"it raised AttributeError: .*missing.*\.$"),
+        (
+            lambda x: {"logits": x},
+            r"^The output of model 'own' must be a tensor of floats; got dict",
+        ),
+        (lambda x: x * 1j, r"^The output of model 'own' must be .*; got torch\.complex64\.$"),
+    ],
+    ids=["KeyError", "AttributeError", "dict", "complex"],
+)
+def test_model_that_fails_on_a_sample_is_told_in_one_sentence(output, sentence):
+    class Own(Model):
+        name = "own"
+
+        def forward(self, x):
+            return output(x)
+
+    data = load_data("digits", "test")
+    task = make_task("auto", data)
+    with pytest.raises(ValueError, match=sentence) as caught:
+        try_out(Own(), task, data, make_transforms(DataConfig("digits"), data)[1])
+    assert "\n" not in str(caught.value)

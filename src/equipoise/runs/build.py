@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
-from equipoise.core import SettingError
+from equipoise.core import ConvergenceError, SettingError
 from equipoise.data import (
     AddNoise,
     Compose,
@@ -274,13 +275,20 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
     try:
         with torch.no_grad():
             output = model.eval()(x)
-    except (RuntimeError, TypeError, IndexError) as error:
-        if "memory" in str(error):
+    except (ConvergenceError, MemoryError):
+        raise
+    except Exception as error:  # whatever a user's own model raises, the sentence says it
+        if "memory" in str(error) or isinstance(error, ValueError):
             raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(
             f"model {model.name!r} must take samples of shape {tuple(x.shape[1:])} and "
             f"{x.dtype}; it raised {reason}."
         ) from error
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        kind = output.dtype if isinstance(output, Tensor) else type(output).__name__
+        raise SettingError(
+            f"The output of model {model.name!r}", "be a tensor of floats", output, got=str(kind)
+        )
     task.check(output, y)
     model.train(training)

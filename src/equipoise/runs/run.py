@@ -34,6 +34,7 @@ from equipoise.engine import (
     make_task,
 )
 from equipoise.engine.log import finite
+from equipoise.models import require_model
 from equipoise.runs.build import (
     Samples,
     load_samples,
@@ -67,6 +68,9 @@ def train_run(
             config.
         quiet: Whether to show nothing meanwhile.
     """
+    # First of all, since a model's own module may register the task: a process that a sweep spawned
+    # was handed the config, and has not imported it.
+    require_model("model.name", config.model.name)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     with _group(config) as group:
@@ -135,9 +139,10 @@ def _show(folder: Path) -> None:
     """Write the page about the run; that it cannot be written makes no run fail that is over."""
     try:
         report_run(folder)
-    except (ValueError, ArithmeticError, RuntimeError) as error:
+    except Exception as error:  # a model's own certificate or problem may raise anything
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         warnings.warn(
-            f"the report could not be made ({error}); try again with: equipoise report {folder}",
+            f"the report could not be made ({reason}); try again with: equipoise report {folder}",
             ReportWarning,
             stacklevel=3,
         )
@@ -225,8 +230,14 @@ def environment(world: int) -> dict[str, Any]:
         "processes": world,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
     }
+
+
+def _program(path: str) -> str:
+    """The name of a program; `python -m equipoise` is told as a file of the package."""
+    name = Path(path).name
+    return "equipoise" if name == "__main__.py" else name
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar, final
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ __all__ = [
 ]
 
 
+C = TypeVar("C", bound=type)
+
+
 class Task(ABC):
     """One kind of problem: what is learnt, how it is scored, and what a trained model then answers.
 
@@ -35,7 +38,8 @@ class Task(ABC):
 
     Attributes:
         name: The name under which it is registered.
-        metrics: What its score computes; the first one decides which of two models is better.
+        metrics: What its score computes; the first one decides which of two models is better. A
+            name that a metric of another task has must mean the same metric.
         answer_type: The kind of its answers.
         data_kinds: The kinds of data (`Dataset.task`) for which it is the task `auto`.
         reads_text: Whether predictions are for text files, and the classes are a vocabulary.
@@ -145,7 +149,29 @@ class Task(ABC):
         return SettingError(f"The {what} of task {self.name!r}", rule, got, remedy, got=str(got))
 
 
-TASKS: Registry[Task] = Registry("task", Task)  # type: ignore[type-abstract]
+@final
+class TaskRegistry(Registry[Task]):
+    """All tasks by name, among which the name of a metric means one thing."""
+
+    def register(self, name: str) -> Callable[[C], C]:
+        add = super().register(name)
+
+        def add_task(entry: C) -> C:
+            for metric in getattr(entry, "metrics", ()):
+                known = find_metric(metric.name, metric)
+                if known != metric:
+                    raise SettingError(
+                        f"The metrics of task {name!r}",
+                        f"have names that no other metric has; {known.name!r} is {known.title!r}",
+                        metric.name,
+                        "Give it another name.",
+                    )
+            return add(entry)
+
+        return add_task
+
+
+TASKS = TaskRegistry("task", Task)  # type: ignore[type-abstract]
 """All tasks by name."""
 
 
@@ -164,17 +190,18 @@ def make_task(name: str, dataset: Dataset, *, label_smoothing: float = 0.0) -> T
     return TASKS[name].for_dataset(dataset, float(label_smoothing))
 
 
-def find_metric(name: str) -> Metric:
-    """Return what the tasks say of a score; a plain `Metric` if none of them has it.
+def find_metric(name: str, default: Metric | None = None) -> Metric:
+    """Return what the tasks say of a score; all that have one of that name say the same.
 
     Args:
         name: The name of the score, as in logs and summaries.
+        default: What to return if none of them has it; a plain `Metric` if it is left out.
     """
     for task in TASKS:
         for metric in TASKS[task].metrics:
             if metric.name == name:
                 return metric
-    return Metric(name, name.replace("_", " ").capitalize())
+    return default or Metric(name, name.replace("_", " ").capitalize())
 
 
 def to_full_precision(output: Tensor) -> Tensor:
