@@ -345,11 +345,11 @@ def test_a_cell_that_answers_something_else_is_named() -> None:
             objective(layer, x)
 
 
-def test_certify_refuses_buffers_that_are_not_finite() -> None:
+def test_certify_refuses_buffers_that_hold_nan() -> None:
     wrapped = ChangeOfVariable(Halving(), shift=1.0)
     assert wrapped.shift is not None
     wrapped.shift.fill_(math.nan)
-    with pytest.raises(ValueError, match=r"must have finite weights; got NaN or infinity in shift"):
+    with pytest.raises(ValueError, match=r"must have buffers without NaN; got NaN in shift"):
         certify(Equilibrium(wrapped))
 
 

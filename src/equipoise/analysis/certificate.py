@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import chain
 from typing import overload
 
 import torch
@@ -73,10 +72,13 @@ def require_layer(owner: str, layer: object) -> None:
 
 
 def require_finite_weights(key: str, layer: Equilibrium) -> None:
-    """Raise if a parameter or a buffer is not finite, of which nothing can be said."""
-    for name, weight in chain(layer.cell.named_parameters(), layer.cell.named_buffers()):
+    """Raise if a parameter is not finite or a buffer holds NaN: nothing can be said of those."""
+    for name, weight in layer.cell.named_parameters():
         if not bool(weight.isfinite().all()):
             raise SettingError(key, "have finite weights", weight, got=f"NaN or infinity in {name}")
+    for name, buffer in layer.cell.named_buffers():
+        if bool(buffer.isnan().any()):  # infinity is what attention masks are made of
+            raise SettingError(key, "have buffers without NaN", buffer, got=f"NaN in {name}")
 
 
 def _refusal(key: str, certificate: Certificate) -> SettingError:
