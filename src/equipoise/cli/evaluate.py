@@ -41,7 +41,7 @@ def run(arguments: Namespace) -> int:
             "count as wrong",
             file=sys.stderr,
         )
-    if found.nonfinite:
+    if found.nonfinite > broken:  # more than those solves account for
         verb = "is" if found.nonfinite == 1 else "are"
         print(
             f"equipoise: warning: {count(found.nonfinite, 'output')} {verb} not finite; such "

@@ -136,9 +136,11 @@ def _load(group: Group, data: DataConfig) -> Samples:
 
 
 def _show(folder: Path) -> None:
-    """Write the page about the run; that it cannot be written makes no run fail that is over."""
+    """Write the page about the run; that it cannot be made fails no run that is over."""
     try:
         report_run(folder)
+    except OSError:  # a full disk, say, which is not the page's fault
+        raise
     except Exception as error:  # a model's own certificate or problem may raise anything
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         warnings.warn(
