@@ -156,3 +156,12 @@ def test_regularizer_that_takes_no_state_is_told():
 
     with pytest.raises(ContractError, match=r"^Custom must take states of some shape"):
         check_regularizer(Custom(refuse))
+
+
+def test_tight_lipschitz_constant_of_an_offset_passes():
+    def offset(z):
+        return ((z - 1).square() / 2).flatten(1).sum(dim=1)
+
+    check_regularizer(Custom(offset, lipschitz=1.0, convex=True))
+    with pytest.raises(ContractError, match="must bound the Lipschitz constant"):
+        check_regularizer(Custom(offset, lipschitz=0.99, convex=True))
