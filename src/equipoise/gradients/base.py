@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.solvers.loop import judge, run
-from equipoise.solvers.policy import SolveLog
+from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.problem import Equation, Problem
 from equipoise.solvers.protocol import Solution, Solver, Stop
 from equipoise.solvers.solve import unpack_solution
@@ -31,9 +32,13 @@ class Plan:
         inspect: Called with a recorded step and the tensors that it may depend on.
         lipschitz: A bound of the equation's Lipschitz constant in the state, if the cell declares
             one.
+        on_failure: What to do when samples do not converge; by default what the log says.
         trace: Whether to keep the path.
         steps_made: Steps that were made already; then `solve` only looks at its start.
         solution: The forward solution, once there is one.
+        members: How many forward solves there were: one, or as many as `vmap` has members.
+        returned: What the user was given of it, attached for differentiation. A weak reference,
+            since what is attached keeps the plan.
     """
 
     equation: Equation
@@ -42,9 +47,12 @@ class Plan:
     log: SolveLog
     inspect: Callable[[Tensor, Sequence[Tensor]], None]
     lipschitz: float | None = None
+    on_failure: OnFailure | None = None
     trace: bool = False
     steps_made: int = 0
     solution: Solution | None = field(default=None, init=False)
+    members: int = field(default=0, init=False)
+    returned: weakref.ref[Solution] | None = field(default=None, init=False)
 
     def solve(self, problem: Problem, z0: Tensor) -> Tensor:
         """Return the solution of the equation with its arguments, without recording gradients."""
@@ -53,16 +61,19 @@ class Plan:
         else:
             flat = run(problem, z0, self.solver, self.stop, trace=self.trace)
         self.solution = unpack_solution(flat, self.equation.layout)
-        self.log.add("forward", self.solution)
+        self.members += 1
+        self.log.add("forward", self.solution, self.on_failure)
         value: Tensor = flat.value
         return value
 
     def add_adjoint(self, flat: Solution) -> None:
         """Take in the solution of an adjoint equation at the equilibrium."""
         adjoint = unpack_solution(flat, self.equation.layout)
-        if self.solution is not None:
-            self.solution.adjoint = adjoint
-        self.log.add("backward", adjoint)
+        returned = None if self.returned is None else self.returned()
+        for solution in (self.solution, returned):
+            if solution is not None:
+                solution.adjoint = adjoint
+        self.log.add("backward", adjoint, self.on_failure)
 
 
 class Gradient(ABC):

@@ -60,5 +60,7 @@ class Unrolled(Gradient):
         z = rule.advance(Point(z0, f)).z
         for _ in range(self.steps - 1):
             z = rule.advance(Point(z, problem(z))).z
-        find_detached(replace(plan, solver=solver, steps_made=self.steps), z, args)
+        made = replace(plan, solver=solver, steps_made=self.steps)
+        find_detached(made, z, args)
+        plan.solution, plan.members = made.solution, made.members
         return z

@@ -2,12 +2,14 @@
 
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
-from equipoise.layers.equilibrium import Equilibrium, SolveOptions
+from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.options import CallOptions, SolveOptions
 from equipoise.layers.problem import Descent, Minimization, Problem
 from equipoise.layers.project import project_norms, project_norms_after
 from equipoise.layers.wrappers import ChangeOfVariable, Regularized, Skip
 
 __all__ = [
+    "CallOptions",
     "Cell",
     "Certificate",
     "ChangeOfVariable",

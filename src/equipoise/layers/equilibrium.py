@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from dataclasses import replace
+from typing import NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,37 +17,16 @@ from equipoise.core.validate import require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation
 from equipoise.layers.declarations import lipschitz_number
+from equipoise.layers.options import CallOptions, Settings, resolve_options
 from equipoise.solvers.auto import pick_forward
 from equipoise.solvers.policy import OnFailure, SolveLog
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop
 from equipoise.solvers.solve import check_context
 
-__all__ = ["Equilibrium", "SolveOptions"]
+__all__ = ["Equilibrium"]
 
 TOLERANCE = 1e-4
 MAX_STEPS = 100
-
-
-class SolveOptions(TypedDict, total=False):
-    """How an equilibrium is found and differentiated: all arguments of `Equilibrium` but its cell.
-
-    Layers and models take them as `**solve: Unpack[SolveOptions]` and hand them on.
-
-    Attributes:
-        solver: A solver or its name; `auto` picks from what the cell declares.
-        gradient: A gradient strategy or its name: `implicit`, `unrolled`, ...
-        tolerance: Relative residual to reach, in the forward and the adjoint solve.
-        max_steps: Updates at most, likewise.
-        on_failure: What to do when samples do not converge: `raise`, `warn` or `ignore`.
-        stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
-    """
-
-    solver: str | Solver
-    gradient: str | Gradient
-    tolerance: float
-    max_steps: int
-    on_failure: OnFailure
-    stop: Stop | None
 
 
 class Equilibrium(nn.Module):
@@ -64,6 +45,8 @@ class Equilibrium(nn.Module):
         on_failure: What to do when samples do not converge, forward or backward: `raise`, `warn` or
             `ignore`.
         stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
+        eval_options: Options that differ while the layer is in evaluation mode, such as
+            `{"tolerance": 1e-6, "solver": "newton"}`.
 
     Attributes:
         solves: How the solves since the layer was made ended, forward and backward, and who listens
@@ -80,6 +63,7 @@ class Equilibrium(nn.Module):
         on_failure: OnFailure = "warn",
         *,
         stop: Stop | None = None,
+        eval_options: CallOptions | None = None,
     ) -> None:
         super().__init__()
         given: object = cell
@@ -99,23 +83,68 @@ class Equilibrium(nn.Module):
         self.solver = None if solver == "auto" else SOLVERS.resolve(solver, also=["auto"])
         self.gradient = GRADIENTS.resolve(gradient)
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
+        self.eval_options = resolve_options("Equilibrium.eval_options", eval_options or {})
         self.solves = SolveLog(on_failure, "Equilibrium")
         self._inspected = False
 
     @outside_graphs
-    def forward(self, x: Tree, z0: Tree | None = None, *, trace: bool = False) -> Tree:
-        """Solve for `x`.
+    def forward(
+        self,
+        x: Tree,
+        z0: Tree | None = None,
+        *,
+        trace: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Tree:
+        """Solve for `x` and return the output.
 
         Args:
             x: The input, batch first.
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `last.trace`.
+            **options: Settings of this call alone; see `CallOptions`.
         """
+        return self._call(x, z0, trace, options).output
+
+    @outside_graphs
+    def solve(
+        self,
+        x: Tree,
+        z0: Tree | None = None,
+        *,
+        trace: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> Solution:
+        """Solve for `x` and return how it ended, with the output in `value`.
+
+        `layer.solve(x).value` is `layer(x)`, gradients included. Unlike `last`, which any other
+        call replaces, what is returned belongs to this call, also when several threads share a
+        layer. Its `adjoint` is there after `backward()`.
+
+        Args:
+            x: The input, batch first.
+            z0: Where to start, such as the last equilibrium; by default the cell says.
+            trace: Whether to keep the path in `trace`.
+            **options: Settings of this call alone; see `CallOptions`.
+        """
+        found = self._call(x, z0, trace, options)
+        if found.plan.solution is None or found.plan.members > 1:
+            raise ValueError(
+                "Equilibrium.solve must be called outside of vmap, which solves for its members "
+                "one by one. Call the layer itself."
+            )
+        solution = replace(found.plan.solution, value=found.output)
+        found.plan.returned = weakref.ref(solution)
+        return solution
+
+    def _call(self, x: Tree, z0: Tree | None, trace: bool, options: CallOptions) -> _Call:
         if torch.compiler.is_exporting():
             raise ValueError(
                 "Equilibrium cannot be exported by torch.export: how many steps it makes "
                 "depends on the data."
             )
+        self.check(x, z0)
+        settings = self._settings(options)
         context = Structure(self.cell.inject(x), "Cell.inject")
         state = Structure(
             self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state"
@@ -124,7 +153,7 @@ class Equilibrium(nn.Module):
         lower = None
         if torch.is_autocast_enabled(device):
             lower = torch.get_autocast_dtype(device)
-            lower = None if self.stop.tolerance < 10 * torch.finfo(lower).eps else lower
+            lower = None if settings.stop.tolerance < 10 * torch.finfo(lower).eps else lower
             for tree in (context, state):
                 tree.leaves = [_float(leaf) for leaf in tree.leaves]
         if torch.is_inference_mode_enabled():
@@ -133,9 +162,16 @@ class Equilibrium(nn.Module):
             with torch.inference_mode(False), torch.no_grad(), full_precision(device):
                 for tree in (context, state):
                     tree.leaves = [leaf.clone() for leaf in tree.leaves]
-                return self._solve(context, state.rebuild(state.leaves), lower, trace)
+                return self._solve(context, state.rebuild(state.leaves), lower, trace, settings)
         with full_precision(device):
-            return self._solve(context, state.rebuild(state.leaves), lower, trace)
+            return self._solve(context, state.rebuild(state.leaves), lower, trace, settings)
+
+    def _settings(self, options: CallOptions) -> Settings:
+        """The settings of a call with these options."""
+        settings = Settings(self.solver, self.gradient, self.stop, self.solves.on_failure)
+        if self.eval_options and not self.training:
+            settings = settings.refined("Equilibrium.eval_options", self.eval_options)
+        return settings.refined("A call of Equilibrium", options) if options else settings
 
     @property
     def last(self) -> Solution | None:
@@ -152,8 +188,13 @@ class Equilibrium(nn.Module):
         return lambda z: self.cell(z, context)
 
     def _solve(
-        self, structure: Structure, start: Tree, lower: torch.dtype | None, trace: bool
-    ) -> Tree:
+        self,
+        structure: Structure,
+        start: Tree,
+        lower: torch.dtype | None,
+        trace: bool,
+        settings: Settings,
+    ) -> _Call:
         self._refuse_coupling()
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
@@ -161,17 +202,19 @@ class Equilibrium(nn.Module):
         bound = lipschitz_number(self.cell, self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(self.cell, layout, structure, weights, lower),
-            solver=self.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
-            stop=self.stop,
+            solver=settings.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
+            stop=settings.stop,
             log=self.solves,
+            on_failure=settings.on_failure,
             inspect=self._inspect,
             lipschitz=bound,
             trace=trace,
         )
-        value = self.gradient.attach(
+        value = settings.gradient.attach(
             plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors]
         )
-        return self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
+        output = self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
+        return _Call(output, plan)
 
     def _refuse_coupling(self) -> None:
         """Refuse batch normalisation by batch statistics in a cell not declared as coupled."""
@@ -202,7 +245,15 @@ class Equilibrium(nn.Module):
         self._inspected = True
 
     def extra_repr(self) -> str:
-        return f"solver={self.solver or 'auto'}, gradient={self.gradient}, stop={self.stop}"
+        text = f"solver={self.solver or 'auto'}, gradient={self.gradient}, stop={self.stop}"
+        return f"{text}, eval_options={self.eval_options}" if self.eval_options else text
+
+
+class _Call(NamedTuple):
+    """What one call of a layer gives: its output, and the plan of the solve behind it."""
+
+    output: Tree
+    plan: Plan
 
 
 def _float(tensor: Tensor) -> Tensor:

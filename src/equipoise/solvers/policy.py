@@ -135,20 +135,29 @@ class SolveLog:
     """
 
     def __init__(self, on_failure: OnFailure, name: str) -> None:
-        self.on_failure = choose("on_failure", on_failure, get_args(OnFailure))
+        choose("on_failure", on_failure, get_args(OnFailure))
+        self.on_failure = on_failure
         self.forward = SolveCounts(name)
         self.backward = SolveCounts(f"{name}, backward solve")
         self.last: Solution | None = None
         self.listeners: list[Listener] = []
 
-    def add(self, direction: Direction, solution: Solution) -> None:
-        """Tell the listeners of a solve that has ended, count it, and apply `on_failure`."""
+    def add(
+        self, direction: Direction, solution: Solution, on_failure: OnFailure | None = None
+    ) -> None:
+        """Tell the listeners of a solve that has ended, count it, and apply `on_failure`.
+
+        Args:
+            direction: Which solve it was.
+            solution: How it ended.
+            on_failure: The policy of this solve; by default the log's.
+        """
         if direction == "forward":
             self.last = solution
         for listener in self.listeners:
             listener(direction, solution)
         counts = self.forward if direction == "forward" else self.backward
-        counts.add(solution, self.on_failure)
+        counts.add(solution, on_failure or self.on_failure)
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:

@@ -220,7 +220,7 @@ def test_opteq_model_refuses_an_impossible_number_of_classes(name: str) -> None:
 @pytest.mark.parametrize("name", list_models("opteq-*"))
 def test_opteq_model_options_are_these(name: str) -> None:
     common = (
-        "activation alpha bound gradient learn_alpha max_steps norm num_classes "
+        "activation alpha bound eval_options gradient learn_alpha max_steps norm num_classes "
         "on_failure regularizer solver stop strength tolerance"
     )
     own = ["layers"] if "imagenet" in name else []

@@ -18,7 +18,7 @@ from equipoise.families.opteq.layer import (
     each_width,
 )
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.layers.equilibrium import SolveOptions
+from equipoise.layers.options import SolveOptions
 from equipoise.operators import Convolution, Operator, Padding
 from equipoise.operators import separable as make_separable
 

@@ -16,7 +16,7 @@ from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.feedforward import factorize, read
 from equipoise.families.opteq.layer import OptEq
 from equipoise.layers.cell import Cell
-from equipoise.layers.equilibrium import SolveOptions
+from equipoise.layers.options import SolveOptions
 from equipoise.operators import Convolution, Dense
 from equipoise.prox.activation import Activation, Identity
 
@@ -189,6 +189,7 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
         "solver": deep.solver or "auto",
         "gradient": deep.gradient,
         "on_failure": deep.solves.on_failure,
+        "eval_options": deep.eval_options,
         "mu": len(operators) * cell.mu,
         "bound": cell.bound,
         "bias": inner[0].bias is not None,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from equipoise.core.validate import require_count, require_positive
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.layers.equilibrium import Equilibrium, SolveOptions
+from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.options import SolveOptions
 from equipoise.layers.wrappers import Regularized
 from equipoise.operators import Dense
 from equipoise.prox.activation import Activation
@@ -88,11 +89,6 @@ class OptEqLayer(Equilibrium):
         """The shapes of inputs and states, where they are known; names stand for any number."""
         return (), ()
 
-    def forward(self, x: Tensor, z0: Tensor | None = None, *, trace: bool = False) -> Tensor:
-        self.check(x, z0)
-        z: Tensor = super().forward(x, z0, trace=trace)
-        return z
-
     def project_(self) -> None:
         """Divide the weights whose norm is larger than the limit, in place."""
         self.layers.project_()
@@ -124,8 +120,8 @@ class OptEq(OptEqLayer):
         bound: Largest norm of a controlled `W_l`, in units of `sqrt(mu/L_s)`, at most 1.
         learn_alpha: Whether `alpha` is trained.
         bias: Whether there are `b_l`.
-        **solve: `solver`, `gradient`, `tolerance`, `max_steps`, `on_failure`, `stop`; see
-            `SolveOptions`.
+        **solve: `solver`, `gradient`, `tolerance`, `max_steps`, `on_failure`, `stop`,
+            `eval_options`; see `SolveOptions`.
 
     Shape:
         (batch, in_features) to (batch, state_features).

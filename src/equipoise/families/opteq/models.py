@@ -17,7 +17,7 @@ from equipoise.families.opteq.layer import (
     each_activation,
 )
 from equipoise.families.opteq.norm_control import BOUND, Norm
-from equipoise.layers.equilibrium import SolveOptions
+from equipoise.layers.options import SolveOptions
 from equipoise.models.extractor import convolutional_extractor, residual_extractor
 from equipoise.models.factory import register_model
 from equipoise.models.head import ImageHead, PixelHead, PooledHead
