@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from torch import Tensor
@@ -34,8 +34,11 @@ class Plan:
             one.
         on_failure: What to do when samples do not converge; by default what the log says.
         trace: Whether to keep the path.
+        states: Steps after which to keep the iterate.
         steps_made: Steps that were made already; then `solve` only looks at its start.
+        given: Whether `solve` takes its start for the equilibrium.
         solution: The forward solution, once there is one.
+        kept: The iterates after `states`, once there is a solution.
         members: How many forward solves there were: one, or as many as `vmap` has members.
         returned: What the user was given of it, attached for differentiation. A weak reference,
             since what is attached keeps the plan.
@@ -49,17 +52,23 @@ class Plan:
     lipschitz: float | None = None
     on_failure: OnFailure | None = None
     trace: bool = False
+    states: tuple[int, ...] = ()
     steps_made: int = 0
+    given: bool = False
     solution: Solution | None = field(default=None, init=False)
+    kept: list[Tensor] = field(default_factory=list, init=False)
     members: int = field(default=0, init=False)
     returned: weakref.ref[Solution] | None = field(default=None, init=False)
 
     def solve(self, problem: Problem, z0: Tensor) -> Tensor:
         """Return the solution of the equation with its arguments, without recording gradients."""
+        if self.given:
+            return z0
         if self.steps_made:
             flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
         else:
-            flat = run(problem, z0, self.solver, self.stop, trace=self.trace)
+            flat = run(problem, z0, self.solver, self.stop, trace=self.trace, states=self.states)
+            self.kept = flat.states or []
         self.solution = unpack_solution(flat, self.equation.layout)
         self.members += 1
         self.log.add("forward", self.solution, self.on_failure)
@@ -88,6 +97,15 @@ class Gradient(ABC):
     @abstractmethod
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
         """Return the equilibrium, connected to `args` for automatic differentiation."""
+
+    def attach_states(self, plan: Plan, args: Sequence[Tensor]) -> list[Tensor]:
+        """Return the iterates that the solve kept, each as if it were the equilibrium."""
+        at = replace(plan, given=True, states=())
+        return [self.attach(at, z, args) for z in plan.kept]
+
+    def step_limit(self, stop: Stop) -> int:
+        """Return how many steps a solve makes at most."""
+        return stop.max_steps
 
 
 GRADIENTS: Registry[Gradient] = Registry("gradient", Gradient)  # type: ignore[type-abstract]

@@ -13,7 +13,7 @@ from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.detached import find_detached
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.problem import MapProblem
-from equipoise.solvers.protocol import Point
+from equipoise.solvers.protocol import Point, Stop
 
 __all__ = ["Unrolled"]
 
@@ -57,10 +57,18 @@ class Unrolled(Gradient):
         problem = MapProblem(plan.equation, args)
         f = problem(z0)
         rule = solver.start(problem, z0, f)
-        z = rule.advance(Point(z0, f)).z
-        for _ in range(self.steps - 1):
-            z = rule.advance(Point(z, problem(z))).z
+        z = z0
+        for step in range(1, self.steps + 1):
+            z = rule.advance(Point(z, f if step == 1 else problem(z))).z
+            if step in plan.states:
+                plan.kept.append(z)
         made = replace(plan, solver=solver, steps_made=self.steps)
         find_detached(made, z, args)
         plan.solution, plan.members = made.solution, made.members
         return z
+
+    def attach_states(self, plan: Plan, args: Sequence[Tensor]) -> list[Tensor]:
+        return plan.kept
+
+    def step_limit(self, stop: Stop) -> int:
+        return self.steps

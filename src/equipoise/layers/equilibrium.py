@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple, Unpack
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
 from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
-from equipoise.core.validate import require_type
+from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.layers.cell import Cell, CellEquation
 from equipoise.layers.declarations import lipschitz_number
@@ -94,17 +95,25 @@ class Equilibrium(nn.Module):
         z0: Tree | None = None,
         *,
         trace: bool = False,
+        states: Sequence[int] | None = None,
         **options: Unpack[CallOptions],
     ) -> Tree:
         """Solve for `x` and return the output.
+
+        With `states` return a pair: the output, and a list of what it would be at the solver's
+        iterates after so many steps, for losses along the path. Each is differentiated by the
+        gradient strategy as if it were the equilibrium; for `Unrolled` that is the iterate's own
+        derivative. A sample that has ended stays where it did.
 
         Args:
             x: The input, batch first.
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `last.trace`.
+            states: Numbers of steps, rising, such as `[2, 4, 8]`.
             **options: Settings of this call alone; see `CallOptions`.
         """
-        return self._call(x, z0, trace, options).output
+        found = self._call(x, z0, trace, states, options)
+        return found.output if states is None else (found.output, found.states)
 
     @outside_graphs
     def solve(
@@ -113,6 +122,7 @@ class Equilibrium(nn.Module):
         z0: Tree | None = None,
         *,
         trace: bool = False,
+        states: Sequence[int] | None = None,
         **options: Unpack[CallOptions],
     ) -> Solution:
         """Solve for `x` and return how it ended, with the output in `value`.
@@ -125,19 +135,27 @@ class Equilibrium(nn.Module):
             x: The input, batch first.
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `trace`.
+            states: Numbers of steps after which to keep the iterate in `states`; see `forward`.
             **options: Settings of this call alone; see `CallOptions`.
         """
-        found = self._call(x, z0, trace, options)
+        found = self._call(x, z0, trace, states, options)
         if found.plan.solution is None or found.plan.members > 1:
             raise ValueError(
                 "Equilibrium.solve must be called outside of vmap, which solves for its members "
                 "one by one. Call the layer itself."
             )
-        solution = replace(found.plan.solution, value=found.output)
+        solution = replace(found.plan.solution, value=found.output, states=found.states)
         found.plan.returned = weakref.ref(solution)
         return solution
 
-    def _call(self, x: Tree, z0: Tree | None, trace: bool, options: CallOptions) -> _Call:
+    def _call(
+        self,
+        x: Tree,
+        z0: Tree | None,
+        trace: bool,
+        states: Sequence[int] | None,
+        options: CallOptions,
+    ) -> _Call:
         if torch.compiler.is_exporting():
             raise ValueError(
                 "Equilibrium cannot be exported by torch.export: how many steps it makes "
@@ -145,6 +163,7 @@ class Equilibrium(nn.Module):
             )
         self.check(x, z0)
         settings = self._settings(options)
+        asked = None if states is None else _checked_states(states, settings)
         context = Structure(self.cell.inject(x), "Cell.inject")
         state = Structure(
             self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state"
@@ -162,9 +181,11 @@ class Equilibrium(nn.Module):
             with torch.inference_mode(False), torch.no_grad(), full_precision(device):
                 for tree in (context, state):
                     tree.leaves = [leaf.clone() for leaf in tree.leaves]
-                return self._solve(context, state.rebuild(state.leaves), lower, trace, settings)
+                start = state.rebuild(state.leaves)
+                return self._solve(context, start, lower, trace, asked, settings)
         with full_precision(device):
-            return self._solve(context, state.rebuild(state.leaves), lower, trace, settings)
+            start = state.rebuild(state.leaves)
+            return self._solve(context, start, lower, trace, asked, settings)
 
     def _settings(self, options: CallOptions) -> Settings:
         """The settings of a call with these options."""
@@ -193,6 +214,7 @@ class Equilibrium(nn.Module):
         start: Tree,
         lower: torch.dtype | None,
         trace: bool,
+        states: tuple[int, ...] | None,
         settings: Settings,
     ) -> _Call:
         self._refuse_coupling()
@@ -209,12 +231,21 @@ class Equilibrium(nn.Module):
             inspect=self._inspect,
             lipschitz=bound,
             trace=trace,
+            states=states or (),
         )
-        value = settings.gradient.attach(
-            plan, layout.pack(start, "z0"), [*structure.leaves, *weights.tensors]
-        )
-        output = self.cell.readout(layout.unpack(value), structure.rebuild(structure.leaves))
-        return _Call(output, plan)
+        args = [*structure.leaves, *weights.tensors]
+        value = settings.gradient.attach(plan, layout.pack(start, "z0"), args)
+        context = structure.rebuild(structure.leaves)
+        output = self.cell.readout(layout.unpack(value), context)
+        if states is None:
+            return _Call(output, plan)
+        if plan.members > 1:
+            raise ValueError(
+                "Equilibrium.states must be asked for outside of vmap, which solves for its "
+                "members one by one."
+            )
+        along = settings.gradient.attach_states(plan, args)
+        return _Call(output, plan, [self.cell.readout(layout.unpack(z), context) for z in along])
 
     def _refuse_coupling(self) -> None:
         """Refuse batch normalisation by batch statistics in a cell not declared as coupled."""
@@ -250,10 +281,22 @@ class Equilibrium(nn.Module):
 
 
 class _Call(NamedTuple):
-    """What one call of a layer gives: its output, and the plan of the solve behind it."""
+    """What one call of a layer gives: its output, the plan of the solve behind it, and states."""
 
     output: Tree
     plan: Plan
+    states: list[Tree] | None = None
+
+
+def _checked_states(states: Sequence[int], settings: Settings) -> tuple[int, ...]:
+    """Return numbers of steps; raise unless a solve may make them and they rise."""
+    key, most = "Equilibrium.states", settings.gradient.step_limit(settings.stop)
+    require_type(key, states, Sequence, "a list of steps")
+    for step in states:
+        require_count(key, step, most)
+    if any(first >= second for first, second in pairwise(states)):
+        raise SettingError(key, "rise", states, "Sort it, and leave out what is there twice.")
+    return tuple(states)
 
 
 def _float(tensor: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ def run(
     *,
     f: Tensor | None = None,
     trace: bool = False,
+    states: Sequence[int] = (),
 ) -> Solution:
     """Solve a problem on matrices.
 
@@ -34,6 +36,7 @@ def run(
         stop: When to stop.
         f: The map at `z`, where it is known.
         trace: Whether to keep the path.
+        states: The steps after which to keep the iterate in `Solution.states`.
     """
     if solver.linear and not problem.affine:
         raise ValueError(
@@ -46,7 +49,7 @@ def run(
             "Jacobian; the cell does not declare it. "
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
-    solution = _drive(problem, z, solver, stop, f, trace)
+    solution = _drive(problem, z, solver, stop, f, trace, states)
     if solver.tracks_residual and z.numel():
         _verify(problem, solution, solver, stop)
     solution.stop, solution.solver = stop, solver
@@ -70,7 +73,13 @@ def judge(problem: Problem, z: Tensor, solver: Solver, stop: Stop, steps: int) -
 
 
 def _drive(
-    problem: Problem, z: Tensor, solver: Solver, stop: Stop, f: Tensor | None, trace: bool
+    problem: Problem,
+    z: Tensor,
+    solver: Solver,
+    stop: Stop,
+    f: Tensor | None,
+    trace: bool,
+    states: Sequence[int] = (),
 ) -> Solution:
     every = stop.check_every or (1 if z.device.type == "cpu" else 4)
     monitor = Monitor(problem, z, stop, every, trace, solver.runs_all_steps)
@@ -90,6 +99,8 @@ def _drive(
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
         at = Point(z, f, predicted)
+        if step in states:
+            monitor.keep_state(step, z)
         if step % every == 0 or step == stop.max_steps:
             keep = monitor.look(step, problem, at)
             if keep is not None:
@@ -104,7 +115,10 @@ def _drive(
         f = z
         if predicted is None:
             f = problem(z) if known is None else known
-    return monitor.solution()
+    solution = monitor.solution()
+    # Every sample had ended before the steps that were never made.
+    solution.states = [monitor.kept.get(step, solution.value) for step in states]
+    return solution
 
 
 def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:

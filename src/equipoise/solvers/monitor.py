@@ -116,6 +116,7 @@ class Monitor:
         self.steps = np.zeros(count, dtype=np.int64)
         self.evaluations = np.zeros(count, dtype=np.int64)
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
+        self.kept: dict[int, Tensor] = {}  # whole iterates, by step
         self.few = self._few(count)
 
     def look(self, step: int, problem: Problem, at: Point) -> Tensor | None:
@@ -276,6 +277,18 @@ class Monitor:
         self.few = self._few(len(rows))
         self.recent = self.recent[:, rows]
         return keep
+
+    def keep_state(self, step: int, z: Tensor) -> None:
+        """Keep the iterate of all samples after `step` updates.
+
+        Those that are over stay where they ended.
+        """
+        state = z.clone() if self.value is None else self.value.clone()
+        if self.value is not None:
+            moving = self.going.nonzero()[0]
+            samples = torch.from_numpy(self.samples[moving]).to(z.device)
+            state[samples] = z[torch.from_numpy(moving).to(z.device)]
+        self.kept[step] = state
 
     def _record(self, z: Tensor, residual: np.ndarray, scale: np.ndarray) -> None:
         assert self.path is not None

@@ -108,6 +108,7 @@ class Solution:
         steps: Updates made, shape (batch,).
         evaluations: Evaluations of the map and products with its Jacobian, shape (batch,).
         trace: The path, if it was asked for.
+        states: The iterates after the steps that were asked for, if any were.
         adjoint: The last backward solve through this solution, if there was one.
         stop: The stopping rule.
         solver: Which solver ran.
@@ -119,6 +120,7 @@ class Solution:
     steps: Tensor
     evaluations: Tensor
     trace: Trace | None = None
+    states: list[Tree] | None = None
     adjoint: Solution | None = None
     stop: Stop = field(default_factory=Stop)
     solver: Solver | None = None

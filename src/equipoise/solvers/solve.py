@@ -96,10 +96,13 @@ def solve(
 
 
 def unpack_solution(flat: Solution, layout: Layout | None) -> Solution:
-    """Return a solution on matrices as one on state trees, detached; without a layout, as it is."""
+    """Return a solution on matrices as one on state trees, detached; without a layout, as it is.
+
+    Kept iterates are left out: who asked for them connects them to what they depend on.
+    """
     if layout is None:
         return flat
     trace = flat.trace and Trace(
         flat.trace.residual, [layout.unpack(state) for state in flat.trace.state]
     )
-    return replace(flat, value=layout.unpack(flat.value.detach()), trace=trace)
+    return replace(flat, value=layout.unpack(flat.value.detach()), trace=trace, states=None)
