@@ -500,8 +500,9 @@ def test_layer_is_copied_after_a_solve_and_the_copy_is_independent(x: Tensor) ->
     between = copy.deepcopy(layer)
     z.sum().backward()
     after = copy.deepcopy(layer)
-    assert between.last.adjoint is None
-    assert after.last.adjoint is not None
+    assert between.last is after.last is None
+    assert between.solves.backward.solves == 0
+    assert after.solves.backward.solves == 1
     for twin in (between, after):
         torch.testing.assert_close(twin(x), z, rtol=0, atol=0)
         twin.zero_grad()
@@ -521,6 +522,29 @@ def test_layer_is_pickled_whole(x: Tensor) -> None:
     torch.save(layer, buffer)
     buffer.seek(0)
     torch.testing.assert_close(torch.load(buffer, weights_only=False)(x), z, rtol=0, atol=0)
+
+
+def test_copies_and_pickles_leave_the_last_batch_behind() -> None:
+    layer = Equilibrium(TanhCell())
+    small = len(pickle.dumps(layer))
+    with layer.solves.listening(lambda *_: None):
+        layer(torch.randn(1000, 3, dtype=FLOAT)).sum().backward()
+        data = pickle.dumps(layer)
+    assert len(data) < small + 100 + 8 * sum(p.numel() for p in layer.parameters()) + 1000
+    twin = pickle.loads(data)
+    assert twin.last is None
+    assert twin.solves.listeners == []
+    assert twin.solves.forward.solves == 1
+    assert layer.last.value.shape == (1000, 4)
+
+
+def test_last_keeps_its_value_when_the_output_is_written_to(x: Tensor) -> None:
+    layer = Equilibrium(TanhCell())
+    with torch.no_grad():
+        z = layer(x)
+        kept = z.clone()
+        z.zero_()
+    assert torch.equal(layer.last.value, kept)
 
 
 def test_hooks_of_the_cell_run_at_each_step(x: Tensor) -> None:
@@ -787,14 +811,16 @@ def test_coupled_batch_loses_no_sample(x: Tensor) -> None:
 
 
 class MaskedCell(TanhCell):
-    """Gives its own linearisation, and counts how often it is asked."""
+    """Gives its own linearisation, and counts how often it and its copies are asked."""
+
+    asked = 0
 
     def __init__(self) -> None:
         super().__init__(norm=0.9)
-        self.asked = 0
+        MaskedCell.asked = 0
 
     def linearize(self, z: Tensor, context: Tensor) -> Linearization:
-        self.asked += 1
+        MaskedCell.asked += 1
         value = self.step(z, context)
         return self.around(value.detach(), 1 - value.detach().square())
 

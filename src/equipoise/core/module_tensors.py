@@ -1,14 +1,13 @@
-"""The tensors that a module depends on: collected, and swapped for others during a call."""
+"""The tensors that a module depends on, and private copies of the module that hold others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 from torch import Tensor, nn
 
-from equipoise.core.transforms import is_wrapped
+from equipoise.core.module_copy import copy_modules
 
 __all__ = ["ModuleTensors", "find_untracked_tensor"]
 
@@ -18,72 +17,116 @@ class ModuleTensors:
 
     These are the parameters and buffers of the module and its children, and plain tensor attributes
     that require gradients (a hyper-network's output, say). A tensor used in several places is
-    listed once and swapped in all of them.
+    listed once. The module is never written to: those that hold other tensors are copies.
 
     Args:
         module: The module to look into.
 
     Attributes:
+        module: The module.
         tensors: The tensors.
         buffers: Indices of those that are buffers.
+        drifts: Whether the module, when it was frozen, had just written to its buffers.
     """
 
+    drifts = False
+
     def __init__(self, module: nn.Module) -> None:
+        self.module = module
         self.tensors: list[Tensor] = []
         self.buffers: set[int] = set()
-        self._slots: list[tuple[dict[str, Any], str, int]] = []
+        self._modules = _tree(module)
+        self._constants: list[Tensor] = []
         seen: dict[int, int] = {}
-        for child in module.modules():
-            extra = {
-                name: value
-                for name, value in vars(child).items()
-                if isinstance(value, Tensor) and value.requires_grad
-            }
-            for slots, names in (
-                (child._parameters, child._parameters),
-                (child._buffers, child._buffers),
-                (vars(child), extra),
-            ):
-                for name in names:
-                    tensor = slots[name]
-                    if tensor is None:
-                        continue
-                    index = seen.setdefault(id(tensor), len(self.tensors))
-                    if index == len(self.tensors):
-                        self.tensors.append(tensor)
-                    self._slots.append((slots, name, index))
-                    if slots is child._buffers:
-                        self.buffers.add(index)
 
-    def matches(self, tensors: Sequence[Tensor], *, values: bool = False) -> bool:
-        """Return whether `tensors` are the objects that the module holds now.
+        def add(tensor: Tensor) -> int:
+            index = seen.setdefault(id(tensor), len(self.tensors))
+            if index == len(self.tensors):
+                self.tensors.append(tensor)
+            return index
 
-        With `values`, others in the same memory will do.
+        for child in self._modules:
+            for parameter in child._parameters.values():
+                if parameter is not None:
+                    add(parameter)
+            for buffer in child._buffers.values():
+                if buffer is not None:
+                    self.buffers.add(add(buffer))
+            for tensor in _plain_tensors(child).values():
+                if tensor.requires_grad:
+                    add(tensor)
+                else:
+                    self._constants.append(tensor)
+        self._versions = _versions(self.tensors[index] for index in self.buffers)
+
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether `tensors` are the listed ones, the very objects."""
+        return all(own is other for own, other in zip(self.tensors, tensors, strict=True))
+
+    def bind(self, tensors: Sequence[Tensor]) -> ModuleTensors:
+        """Return a private copy of the module as it is now, with `tensors` for the listed ones."""
+        pairs = zip(self.tensors, tensors, strict=True)
+        made = ModuleTensors.__new__(ModuleTensors)
+        made._modules = copy_modules(
+            self._modules, {id(own): other for own, other in pairs if own is not other}
+        )
+        made.module, made.tensors, made.buffers = made._modules[0], list(tensors), self.buffers
+        made._constants, made._versions = self._constants, []
+        return made
+
+    def freeze(self) -> ModuleTensors:
+        """Return a private copy of the module as it is now, with the same tensors.
+
+        Buffers that were written to since they were listed (by the module itself, as running
+        statistics are) are copied too, because they will be written to again.
         """
-        pairs = [(slots[name], tensors[index]) for slots, name, index in self._slots]
-        return all(own is other or (values and _is_alias(own, other)) for own, other in pairs)
+        written = {id(tensor) for tensor in _written(self._versions)}
+        for child in self._modules if written else ():
+            # Batch normalisation counts its writes to one buffer, not those to the others.
+            own = {id(buffer) for buffer in child._buffers.values() if buffer is not None}
+            written |= set() if written.isdisjoint(own) else own
+        made = self.bind([t.clone() if id(t) in written else t for t in self.tensors])
+        made.drifts = bool(written)
+        made._versions = _versions(
+            (*(made.tensors[index] for index in self.buffers), *self._constants)
+        )
+        return made
 
-    @contextmanager
-    def bind(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Let the module use `tensors` in place of its own within a `with` block."""
-        before = [(slots, name, slots[name]) for slots, name, _ in self._slots]
-        try:
-            for slots, name, index in self._slots:
-                slots[name] = tensors[index]
-            yield
-        finally:
-            for slots, name, tensor in before:
-                slots[name] = tensor
+    def written(self) -> list[str]:
+        """Return the names of the buffers and attributes that were written to since `freeze`."""
+        found = {id(tensor) for tensor in _written(self._versions)}
+        return [
+            f"{prefix}.{name}" if prefix else name
+            for prefix, child in self.module.named_modules()
+            for name, tensor in (*child._buffers.items(), *_plain_tensors(child).items())
+            if id(tensor) in found
+        ]
 
 
-def _is_alias(one: Tensor, other: Tensor) -> bool:
-    if is_wrapped(one) or is_wrapped(other):
-        return False
-    return (
-        one.data_ptr() == other.data_ptr()
-        and one.shape == other.shape
-        and one.stride() == other.stride()
-    )
+def _tree(module: nn.Module) -> list[nn.Module]:
+    """The module and its children, each once; several times as fast as `modules()`."""
+    found = {id(module): module}
+    todo = [module]
+    while todo:
+        for child in todo.pop()._modules.values():
+            if child is not None and id(child) not in found:
+                found[id(child)] = child
+                todo.append(child)
+    return list(found.values())
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that are attributes but neither parameters nor buffers."""
+    attributes = vars(module).copy()  # another thread may set one
+    return {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+
+
+def _versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+    return [(t, t._version) for t in tensors if not t.is_inference()]
+
+
+def _written(versions: list[tuple[Tensor, int]]) -> list[Tensor]:
+    return [tensor for tensor, version in versions if tensor._version != version]
 
 
 def find_untracked_tensor(recorded: Tensor, known: Sequence[Tensor]) -> Tensor | None:

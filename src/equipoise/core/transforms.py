@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["full_precision", "is_wrapped", "outside_graphs"]
+__all__ = ["full_precision", "is_transformed", "is_wrapped", "outside_graphs"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,3 +47,8 @@ def is_wrapped(tensor: Tensor) -> bool:
     """Return whether a `torch.func` transform is at work on a tensor, which then has no values."""
     wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     return wrapped
+
+
+def is_transformed(*tensors: Tensor) -> bool:
+    """Return whether `torch.func` or forward-mode differentiation is at work on some tensor."""
+    return torch.autograd.forward_ad._current_level >= 0 or any(map(is_wrapped, tensors))

@@ -69,7 +69,9 @@ class Plan:
         else:
             flat = run(problem, z0, self.solver, self.stop, trace=self.trace, states=self.states)
             self.kept = flat.states or []
-        self.solution = unpack_solution(flat, self.equation.layout)
+        # Cloned, because the caller may write to the layer's output.
+        own = replace(flat, value=flat.value.clone())
+        self.solution = unpack_solution(own, self.equation.layout)
         self.members += 1
         self.log.add("forward", self.solution, self.on_failure)
         value: Tensor = flat.value

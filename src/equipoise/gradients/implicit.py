@@ -22,6 +22,13 @@ from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Status, Stop
 
 __all__ = ["Implicit"]
 
+SLACK = 10
+"""How many times its target the residual of a converged sample may be when it is recomputed."""
+DRIFT = 0.05
+"""How large its relative residual may be if evaluating the step moves it, as spectral norms do."""
+ROUNDING = 1000
+"""How many roundings of its value it may be off besides."""
+
 
 @final
 @GRADIENTS.register("implicit")
@@ -59,7 +66,7 @@ class Implicit(Gradient):
         return _Task(plan, self, MapProblem(plan.equation, args)).find(z0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Task:
     """A problem of a plan: the forward one, or one of the linear ones that its derivatives need.
 
@@ -67,16 +74,67 @@ class _Task:
         plan: The forward solve.
         settings: How linear problems are solved.
         problem: The problem.
+        recording: Whether derivatives may be asked for.
+        solved: The problem as it was solved, once it is.
+        converged: Which samples of the forward problem converged.
     """
 
     plan: Plan
     settings: Implicit
     problem: Problem
+    recording: bool = False
+    solved: Problem | None = None
+    converged: Tensor | None = None
 
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
-        result: Tensor = _Solve.apply(self, z0, *self.problem.args)  # type: ignore[no-untyped-call]
+        args = self.problem.args
+        recording = torch.is_grad_enabled() and any(
+            arg.requires_grad or is_wrapped(arg) for arg in args
+        )
+        task = _Task(self.plan, self.settings, self.problem, recording)
+        result: Tensor = _Solve.apply(task, z0, *args)  # type: ignore[no-untyped-call]
         return result
+
+    def freeze(self) -> _Task:
+        """Return the task for its derivatives: what the step read is what they will use."""
+        problem, solution = (self.solved or self.problem).freeze(), self.plan.solution
+        converged = None
+        if solution is not None and not isinstance(problem, LinearProblem):
+            converged = solution.converged
+        return _Task(self.plan, self.settings, problem, True, None, converged)
+
+    def refuse_change(self, z: Tensor, value: Tensor) -> None:
+        """Raise unless samples that had converged are still equilibria of the step.
+
+        Otherwise the derivatives would be those of another map.
+
+        Args:
+            z: The solution.
+            value: The step at it, evaluated anew.
+        """
+        if self.converged is None or not z.numel():
+            return
+        residual, scale = row_norm(value - z), row_norm(value)
+        rounding = ROUNDING * torch.finfo(z.dtype).eps
+        allowed = SLACK * self.plan.stop.target(scale) + rounding * scale
+        if self.problem.drifts:
+            allowed = torch.maximum(allowed, DRIFT * scale)
+        moved = self.converged & ~(residual <= allowed)
+        if bool(moved.any()):
+            written = self.problem.written()
+            raise RuntimeError(
+                "The step must read in backward what it read in forward; got a residual of "
+                f"{(residual / scale)[moved].max():.1e} at a solution that had converged to "
+                f"{self.plan.stop.tolerance:.0e}. "
+                + (
+                    f"{' and '.join(map(repr, written))} changed in place in between: give the "
+                    "cell a new tensor instead, or pass it on from inject."
+                    if written
+                    else "Something that it reads changed in between (pass it on from inject), or "
+                    "it is random, or its samples depend on each other (set coupled = True)."
+                )
+            )
 
     def with_args(self, args: Sequence[Tensor]) -> _Task:
         """Return the same task with other arguments."""
@@ -155,19 +213,19 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def forward(task: _Task, z0: Tensor, *args: Tensor) -> Tensor:
-        value = task.with_args(args).solve(z0)
+        solved = task.with_args(args)
+        value = solved.solve(z0)
+        task.solved = solved.problem if task.recording else None
         return value.clone() if shares_memory(value, (z0, *args)) else value
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         task, _, *args = inputs
-        ctx.task = task
+        ctx.task = task.freeze() if task.recording else task
         # A step may write to its buffers (a running statistic, say) between forward and backward;
         # torch would refuse that.
-        mutable_args = task.problem.mutable_args
-        ctx.buffers = {
-            i: arg for i, arg in enumerate(args) if i in mutable_args and not is_wrapped(arg)
-        }
+        problem = ctx.task.problem
+        ctx.buffers = {i: problem.args[i] for i in problem.mutable_args if not is_wrapped(args[i])}
         kept = [output, *(arg for i, arg in enumerate(args) if i not in ctx.buffers)]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
@@ -181,7 +239,7 @@ class _Solve(torch.autograd.Function):
             )
         z, args = _saved(ctx)
         wanted = [
-            need and arg.dtype.is_floating_point
+            need and (arg.dtype.is_floating_point or arg.dtype.is_complex)
             for need, arg in zip(ctx.needs_input_grad[2:], args, strict=True)
         ]
         pull = _pull_differentiably if torch.is_grad_enabled() else _pull
@@ -256,7 +314,9 @@ def _pull_differentiably(
     if indices:
         if not any(is_wrapped(tensor) for tensor in (g, z, *args)):
             leaves = _leaves(args, wanted)
-            task.plan.inspect(task.problem.with_args(leaves)(z.detach()), leaves)
+            value = task.problem.with_args(leaves)(z.detach())
+            task.refuse_change(z.detach(), value.detach())
+            task.plan.inspect(value, leaves)
         step = _in_args(task.problem, z, args, indices)
         _, pull = func_vjp(step, *(args[i] for i in indices))
         for index, tensor in zip(indices, pull(v), strict=True):
@@ -280,6 +340,7 @@ def _pull(
         local = (recorded if keeps_graph else problem).declared(z)
     if local is None:
         problem, local = recorded, recorded.linearize(z)
+    task.refuse_change(z, local.value)
     v = task.solve_linear(LinearProblem(problem, z, g, transpose=True, local=local))
     if not chosen:
         return [None] * len(args)

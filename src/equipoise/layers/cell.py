@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -120,11 +122,13 @@ class Cell(nn.Module):
 class CellEquation(Equation):
     """A cell's map on matrices, with the context and the weights as explicit arguments.
 
+    The cell is called itself as long as the weights are its own. With others, a private copy of it
+    that holds them is called, so that nobody else who uses the cell sees them.
+
     Args:
-        cell: The cell.
+        weights: The cell and its weights.
         layout: The layout of its state.
         context: The structure of its context.
-        weights: Its weights.
         lower: The precision in which to run the cell under autocast, if any.
     """
 
@@ -132,41 +136,57 @@ class CellEquation(Equation):
 
     def __init__(
         self,
-        cell: Cell,
+        weights: ModuleTensors,
         layout: Layout,
         context: Structure,
-        weights: ModuleTensors,
         lower: torch.dtype | None = None,
     ) -> None:
+        cell = cast(Cell, weights.module)
         self.cell = cell
+        self.weights = weights
         self.layout = layout
         self.context = context
-        self.weights = weights
+        self.lower = lower
         self.symmetric = cell.symmetric
         self.linearize_keeps_graph = cell.linearize_keeps_graph
         self.can_drop_rows = not cell.coupled
-        self.lower = lower
         self.mutable_args = frozenset(place + len(context.leaves) for place in weights.buffers)
         self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (
             False,
         ) * len(weights.tensors)
 
-    def _split(self, args: Sequence[Tensor]) -> tuple[Tree, Sequence[Tensor]]:
-        count = len(self.context.leaves)
-        return self.context.rebuild(args[:count]), args[count:]
+    def holding(self, args: Sequence[Tensor]) -> CellEquation:
+        tensors = args[len(self.context.leaves) :]
+        if self.weights.matches(tensors):
+            return self
+        return self._with_weights(self.weights.bind(tensors))
+
+    def freeze(self, args: Sequence[Tensor]) -> tuple[CellEquation, list[Tensor]]:
+        weights = self.weights.freeze()
+        return self._with_weights(weights), [*args[: len(self.context.leaves)], *weights.tensors]
+
+    def written(self) -> list[str]:
+        return self.weights.written()
+
+    def _with_weights(self, weights: ModuleTensors) -> CellEquation:
+        made = copy(self)
+        made.weights, made.cell = weights, cast(Cell, weights.module)
+        made.drifts = weights.drifts
+        return made
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-        return self._bind(self.cell, args)
+        held = self.holding(args)
+        return held._flat(held.cell, args)
 
     def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
         # Compiled modules cannot be differentiated twice; `step` is not compiled with its module.
-        return None if self.cell._compiled_call_impl is None else self._bind(self.cell.step, args)
+        return None if self.cell._compiled_call_impl is None else self._flat(self.cell.step, args)
 
-    def _bind(
+    def _flat(
         self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        context, tensors = self._split(args)
         layout, lower = self.layout, self.lower
+        context = self._context(args)
 
         def step(z: Tensor) -> Tensor:
             return layout.pack(function(layout.unpack(z), context), samples=z.shape[0])
@@ -175,34 +195,21 @@ class CellEquation(Equation):
             with torch.autocast(z.device.type, lower):
                 return step(z)
 
-        chosen = step if lower is None else step_lower
-        return chosen if self.weights.matches(tensors) else self._binding(chosen, tensors)
+        return step if lower is None else step_lower
 
-    def _binding(
-        self, function: Callable[[Tensor], Tensor], tensors: Sequence[Tensor]
-    ) -> Callable[[Tensor], Tensor]:
-        def bound(z: Tensor) -> Tensor:
-            with self.weights.bind(tensors):
-                return function(z)
-
-        return bound
+    def _context(self, args: Sequence[Tensor]) -> Tree:
+        return self.context.rebuild(args[: len(self.context.leaves)])
 
     def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
-        context, tensors = self._split(args)
-        with self.weights.bind(tensors):
-            local = self.cell.linearize(self.layout.unpack(z), context)
-        if local is None:
-            return None
-        return self._flatten(local, None if self.weights.matches(tensors, values=True) else tensors)
+        held = self.holding(args)
+        local = held.cell.linearize(self.layout.unpack(z), self._context(args))
+        return None if local is None else self._flatten(local)
 
-    def _flatten(self, local: Linearization, tensors: Sequence[Tensor] | None) -> Linearization:
+    def _flatten(self, local: Linearization) -> Linearization:
         layout = self.layout
 
         def flat(product: Callable[[Tree], Tree]) -> Callable[[Tensor], Tensor]:
-            def on_rows(v: Tensor) -> Tensor:
-                return layout.pack(product(layout.unpack(v)), "Cell.linearize")
-
-            return on_rows if tensors is None else self._binding(on_rows, tensors)
+            return lambda v: layout.pack(product(layout.unpack(v)), "Cell.linearize")
 
         select_rows = local.select_rows
         return Linearization(
@@ -211,6 +218,6 @@ class CellEquation(Equation):
             vjp=flat(local.vjp),
             select_rows=None
             if select_rows is None
-            else lambda rows: self._flatten(select_rows(rows), tensors),
+            else lambda rows: self._flatten(select_rows(rows)),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )

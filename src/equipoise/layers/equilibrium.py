@@ -223,7 +223,7 @@ class Equilibrium(nn.Module):
         weights = ModuleTensors(self.cell)
         bound = lipschitz_number(self.cell, self.cell.lipschitz())
         plan = Plan(
-            equation=CellEquation(self.cell, layout, structure, weights, lower),
+            equation=CellEquation(weights, layout, structure, lower),
             solver=settings.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
             stop=settings.stop,
             log=self.solves,

@@ -117,6 +117,9 @@ class LinearProblem(Problem):
         g, point, *rest = args
         return self._with_local(self.base.with_args(rest), point, g, None)
 
+    def freeze(self) -> LinearProblem:
+        return self._with_local(self.base.freeze(), self.point, self.g, None)
+
     def _with_local(
         self, base: Problem, point: Tensor, g: Tensor, local: Linearization | None
     ) -> LinearProblem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Literal, get_args
 
 import torch
@@ -122,6 +123,9 @@ class SolveCounts:
 class SolveLog:
     """What one layer knows of its solves; every solve that ends, forward or backward, comes here.
 
+    Solves of several threads are counted one at a time. Copies and pickles keep the counts, and
+    leave behind the last solution, which holds a whole batch, and the listeners.
+
     Args:
         on_failure: `raise`, `warn` or `ignore`.
         name: What is being solved, as sentences begin.
@@ -141,6 +145,7 @@ class SolveLog:
         self.backward = SolveCounts(f"{name}, backward solve")
         self.last: Solution | None = None
         self.listeners: list[Listener] = []
+        self._lock = RLock()
 
     def add(
         self, direction: Direction, solution: Solution, on_failure: OnFailure | None = None
@@ -154,10 +159,17 @@ class SolveLog:
         """
         if direction == "forward":
             self.last = solution
-        for listener in self.listeners:
+        for listener in tuple(self.listeners):
             listener(direction, solution)
         counts = self.forward if direction == "forward" else self.backward
-        counts.add(solution, on_failure or self.on_failure)
+        with self._lock:
+            counts.add(solution, on_failure or self.on_failure)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "last": None, "listeners": [], "_lock": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        vars(self).update(state, _lock=RLock())
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:

@@ -95,6 +95,7 @@ class Equation(ABC):
         mutable_args: Indices of arguments that evaluating may write to.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         layout: How the state's tensors lie in the rows; nothing if the rows are the state.
+        drifts: Whether evaluating moves the map, as power iterations on a weight do.
     """
 
     rows: tuple[bool, ...] = ()
@@ -103,10 +104,26 @@ class Equation(ABC):
     can_drop_rows: bool = True
     linearize_keeps_graph: bool = False
     layout: Layout | None = None
+    drifts: bool = False
 
     @abstractmethod
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         """Return `z -> f(z, args)`."""
+
+    def holding(self, args: Sequence[Tensor]) -> Equation:
+        """Return the equation of a cell that holds the weights in `args`; by default itself."""
+        return self
+
+    def freeze(self, args: Sequence[Tensor]) -> tuple[Equation, Sequence[Tensor]]:
+        """Return the equation and its arguments such that later changes of the cell do not matter.
+
+        By default as they are.
+        """
+        return self, args
+
+    def written(self) -> list[str]:
+        """Return the names of what was written to since the equation was frozen, where known."""
+        return []
 
     def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
         """Return `z -> f(z, args)` in a form that can be differentiated twice, if `bind` cannot."""
@@ -140,6 +157,7 @@ class Problem(ABC):
         can_drop_rows: Whether samples may leave the batch.
         coupled: Whether the samples depend on each other, so that the batch is one row.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
+        drifts: Whether evaluating moves the map, as power iterations on a weight do.
         work: Counter of evaluations and Jacobian products, shared with the problems made from this
             one by `select_rows`.
     """
@@ -151,6 +169,7 @@ class Problem(ABC):
     can_drop_rows: bool = True
     coupled: bool = False
     linearize_keeps_graph: bool = False
+    drifts: bool = False
     work: Work
 
     @abstractmethod
@@ -172,6 +191,14 @@ class Problem(ABC):
     @abstractmethod
     def with_args(self, args: Sequence[Tensor]) -> Problem:
         """Return the same equation with other arguments, in all of which it is differentiable."""
+
+    @abstractmethod
+    def freeze(self) -> Problem:
+        """Return the problem as it is now, such that later changes of the cell do not matter."""
+
+    def written(self) -> list[str]:
+        """Return the names of what was written to since the problem was frozen, where known."""
+        return []
 
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
@@ -213,11 +240,16 @@ class MapProblem(Problem):
         self.can_drop_rows = equation.can_drop_rows
         self.coupled = equation.layout is not None and equation.layout.coupled
         self.linearize_keeps_graph = equation.linearize_keeps_graph
+        self.drifts = equation.drifts
         self.work = work or Work()
 
     @cached_property
+    def _bound(self) -> Equation:
+        return self.equation.holding(self.args)
+
+    @cached_property
     def _step(self) -> Callable[[Tensor], Tensor]:
-        return self.equation.bind(self.args)
+        return self._bound.bind(self.args)
 
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
@@ -226,21 +258,27 @@ class MapProblem(Problem):
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
         return self.declared(z) or linearize_by_autograd(
-            self._step, z, self.equation.twice_differentiable(self.args)
+            self._step, z, self._bound.twice_differentiable(self.args)
         )
 
     def declared(self, z: Tensor) -> Linearization | None:
-        return self.equation.declared(z, self.args)
+        return self._bound.declared(z, self.args)
 
     def select_rows(self, rows: Tensor) -> Problem:
         args = [
             arg.index_select(0, rows) if batched else arg
             for arg, batched in zip(self.args, self.equation.rows, strict=True)
         ]
-        return MapProblem(self.equation, args, self.work)
+        return MapProblem(self._bound, args, self.work)
 
     def with_args(self, args: Sequence[Tensor]) -> Problem:
         return MapProblem(self.equation, args)
+
+    def freeze(self) -> Problem:
+        return MapProblem(*self._bound.freeze(self.args))
+
+    def written(self) -> list[str]:
+        return self.equation.written()
 
     def unpack(self, z: Tensor) -> Tree:
         return self.equation.unpack(z)
