@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Problem,
         Regularized,
         Skip,
+        fixed_point,
         project_norms,
         project_norms_after,
     )
@@ -98,6 +99,7 @@ __all__ = [
     "convolution_bound",
     "create_model",
     "dense_norm",
+    "fixed_point",
     "flush_denormals",
     "frobenius_penalty",
     "list_models",

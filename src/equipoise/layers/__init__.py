@@ -3,6 +3,7 @@
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.function import fixed_point
 from equipoise.layers.options import CallOptions, SolveOptions
 from equipoise.layers.problem import Descent, Minimization, Problem
 from equipoise.layers.project import project_norms, project_norms_after
@@ -23,6 +24,7 @@ __all__ = [
     "Skip",
     "SolveOptions",
     "Statement",
+    "fixed_point",
     "project_norms",
     "project_norms_after",
 ]

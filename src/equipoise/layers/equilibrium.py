@@ -69,7 +69,7 @@ class Equilibrium(nn.Module):
         super().__init__()
         given: object = cell
         if not isinstance(given, Cell):
-            hint = "For a plain function use equipoise.solve."
+            hint = "For a plain function use equipoise.fixed_point."
             hint = "Compile with cell.compile()." if hasattr(given, "_orig_mod") else hint
             hint = f"Write {given.__name__}(...)." if isinstance(given, type) else hint
             raise ValueError(f"Equilibrium.cell must be a Cell; got {type(given).__name__}. {hint}")
@@ -234,7 +234,9 @@ class Equilibrium(nn.Module):
             states=states or (),
         )
         args = [*structure.leaves, *weights.tensors]
-        value = settings.gradient.attach(plan, layout.pack(start, "z0"), args)
+        z0 = layout.pack(start, "z0")
+        self._begin(plan, z0, args)
+        value = settings.gradient.attach(plan, z0, args)
         context = structure.rebuild(structure.leaves)
         output = self.cell.readout(layout.unpack(value), context)
         if states is None:
@@ -246,6 +248,9 @@ class Equilibrium(nn.Module):
             )
         along = settings.gradient.attach_states(plan, args)
         return _Call(output, plan, [self.cell.readout(layout.unpack(z), context) for z in along])
+
+    def _begin(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> None:
+        """Called before each solve, with what it is about to be done with."""
 
     def _refuse_coupling(self) -> None:
         """Refuse batch normalisation by batch statistics in a cell not declared as coupled."""

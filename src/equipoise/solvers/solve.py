@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.solvers.auto import pick_forward
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Equation, MapProblem
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop, Trace
@@ -61,7 +62,7 @@ def check_context(structure: Structure, layout: Layout) -> None:
 def solve(
     step: Callable[..., Tree],
     z0: Tree,
-    solver: str | Solver = "anderson",
+    solver: str | Solver = "auto",
     stop: Stop | None = None,
     *,
     context: Tree | None = None,
@@ -71,14 +72,15 @@ def solve(
 ) -> Solution:
     """Solve `z = step(z)`, or `z = step(z, context)`, for each sample of a batch.
 
-    No gradients are recorded. With a `context`, finished samples leave the work and the rows of the
-    context leave with them. Without one the step may close over tensors whose rows cannot be
-    dropped, so finished samples are frozen but stay in the batch.
+    No gradients are recorded; `equipoise.fixed_point` gives them. With a `context`, finished
+    samples leave the work and the rows of the context leave with them. Without one the step may
+    close over tensors whose rows cannot be dropped, so finished samples are frozen but stay in the
+    batch.
 
     Args:
         step: The map.
         z0: Where to start: one tensor or a tree of tensors, batch first.
-        solver: A name or a solver.
+        solver: A solver or its name; `auto` picks one.
         stop: When to stop; by default `Stop()`.
         context: What else the step needs, batch first; `()` for a step that needs nothing else.
         symmetric: Whether the Jacobian of the step is symmetric positive semidefinite.
@@ -87,7 +89,9 @@ def solve(
         trace: Whether to keep the path in `Solution.trace`.
     """
     layout = Layout(z0, coupled=coupled)
-    chosen = SOLVERS.resolve(solver)
+    if solver == "auto":
+        solver = pick_forward(symmetric=symmetric, lipschitz=None)
+    chosen = SOLVERS.resolve(solver, also=["auto"])
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
