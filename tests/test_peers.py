@@ -346,7 +346,7 @@ def test_status_and_counts_are_reported_and_unknown_options_refused(x: Tensor) -
     assert last.converged.tolist() == [True, False, False, False]
     assert last.counts() == {Status.CONVERGED: 1, Status.MAX_STEPS: 2, Status.NONFINITE: 1}
     assert last.steps.tolist()[1:] == [30, 30, 0]
-    assert last.evaluations.tolist()[1] == 31
+    assert last.evaluations.tolist()[1] == 32
     assert layer.solves.forward.counts[Status.MAX_STEPS] == 2
     assert "1 CONVERGED, 2 MAX_STEPS, 1 NONFINITE" in repr(last)
     with pytest.raises(TypeError, match="stop_mode"):

@@ -114,9 +114,11 @@ def test_forward_solver_counts_evaluations(name, problem):
         step, known.start, name, TIGHT, context=known.context, symmetric=known.symmetric
     )
     assert int(solution.evaluations.max()) == len(calls)
-    assert torch.equal(solution.evaluations, solution.steps + 1)
+    # One at the start, and one of the whole batch at the end if samples ended apart.
+    apart = int(solution.steps.min() < solution.steps.max())
+    assert torch.equal(solution.evaluations, solution.steps + 1 + apart)
     for call, at_work in enumerate(calls):
-        assert at_work >= int((solution.evaluations > call).sum())
+        assert at_work >= int((solution.steps >= call).sum())
 
 
 class CountedMask(MaskCell):
@@ -178,6 +180,7 @@ def test_hard_and_easy_samples_share_a_batch(name):
     assert solution.converged.all()
     assert at_work[0] == 6
     if name in ("fixed_point", "accelerated"):  # the others solve this in a few steps
+        assert at_work.pop() == 6  # a last look at the whole batch
         assert at_work[-1] == 1
         assert at_work == sorted(at_work, reverse=True)
     assert torch.allclose(solution.value, (1 / (1 - rates)).expand(6, 3), rtol=1e-9)

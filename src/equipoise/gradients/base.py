@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.solvers.loop import judge, run
-from equipoise.solvers.policy import OnFailure, SolveLog
+from equipoise.solvers.policy import Direction, OnFailure, SolveLog
 from equipoise.solvers.problem import Equation, Problem
 from equipoise.solvers.protocol import Solution, Solver, Stop
 from equipoise.solvers.solve import unpack_solution
@@ -67,7 +67,15 @@ class Plan:
         if self.steps_made:
             flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
         else:
-            flat = run(problem, z0, self.solver, self.stop, trace=self.trace, states=self.states)
+            flat = run(
+                problem,
+                z0,
+                self.solver,
+                self.stop,
+                trace=self.trace,
+                states=self.states,
+                check=lambda: self.check_due("forward", z0),
+            )
             self.kept = flat.states or []
         # Cloned, because the caller may write to the layer's output.
         own = replace(flat, value=flat.value.clone())
@@ -76,6 +84,11 @@ class Plan:
         self.log.add("forward", self.solution, self.on_failure)
         value: Tensor = flat.value
         return value
+
+    def check_due(self, direction: Direction, z: Tensor) -> bool:
+        """Return whether it is time to check that the samples of a solve are independent."""
+        counts = self.log.forward if direction == "forward" else self.log.backward
+        return counts.checks.due((len(z), self.equation.training))
 
     def add_adjoint(self, flat: Solution) -> None:
         """Take in the solution of an adjoint equation at the equilibrium."""

@@ -171,7 +171,9 @@ class _Task:
         g = problem.g
         # At zero the map is known, and a zero expanded from one entry takes no memory.
         start = g.new_zeros(1, 1).expand_as(g)
-        solution = run(problem, start, solver, stop, f=g)
+        solution = run(
+            problem, start, solver, stop, f=g, check=lambda: plan.check_due("backward", g)
+        )
         plan.add_adjoint(solution)
         value = _never_silently_zero(solution, g)
         return value if unit is None else value * unit

@@ -150,6 +150,8 @@ class CellEquation(Equation):
         self.symmetric = cell.symmetric
         self.linearize_keeps_graph = cell.linearize_keeps_graph
         self.can_drop_rows = not cell.coupled
+        self.coupled_name = f"{type(cell).__name__}.coupled"
+        self.training = cell.training
         self.mutable_args = frozenset(place + len(context.leaves) for place in weights.buffers)
         self.rows = tuple(not (shared or cell.coupled) for shared in context.shared) + (
             False,

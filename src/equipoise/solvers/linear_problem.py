@@ -56,6 +56,7 @@ class LinearProblem(Problem):
         self.mutable_args = frozenset(index + 2 for index in base.mutable_args)
         self.symmetric = base.symmetric
         self.can_drop_rows = base.can_drop_rows
+        self.coupled, self.coupled_name = base.coupled, base.coupled_name
         self.work = base.work
         # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
         # cheaper.

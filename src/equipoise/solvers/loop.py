@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
+from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
 from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Solution, Solver, Status, Stop
@@ -26,6 +27,7 @@ def run(
     f: Tensor | None = None,
     trace: bool = False,
     states: Sequence[int] = (),
+    check: Callable[[], bool] = lambda: True,
 ) -> Solution:
     """Solve a problem on matrices.
 
@@ -37,6 +39,8 @@ def run(
         f: The map at `z`, where it is known.
         trace: Whether to keep the path.
         states: The steps after which to keep the iterate in `Solution.states`.
+        check: Asked when samples ended apart from each other: whether to spend an evaluation on
+            seeing that they are independent.
     """
     if solver.linear and not problem.affine:
         raise ValueError(
@@ -49,9 +53,24 @@ def run(
             "Jacobian; the cell does not declare it. "
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
-    solution = _drive(problem, z, solver, stop, f, trace, states)
-    if solver.tracks_residual and z.numel():
-        _verify(problem, solution, solver, stop)
+    try:
+        monitor = _drive(problem, z, solver, stop, f, trace, states)
+        solution = monitor.solution()
+        # Every sample had ended before the steps that were never made.
+        solution.states = [monitor.kept.get(step, solution.value) for step in states]
+        if solver.tracks_residual and z.numel():
+            _verify(problem, solution, solver, stop)
+        elif monitor.ended_apart() and check():
+            check_whole_batch(problem, solution, stop)
+    except RuntimeError as error:
+        left = problem.work.rows_left
+        if left is not None and not hasattr(error, "__notes__"):
+            error.add_note(
+                f"The step worked for {len(z)} samples, and failed for {left} when the others had "
+                "ended and left the batch. If its samples depend on each other, set "
+                f"{problem.coupled_name} to True."
+            )
+        raise
     solution.stop, solution.solver = stop, solver
     return solution
 
@@ -80,11 +99,11 @@ def _drive(
     f: Tensor | None,
     trace: bool,
     states: Sequence[int] = (),
-) -> Solution:
+) -> Monitor:
     every = stop.check_every or (1 if z.device.type == "cpu" else 4)
     monitor = Monitor(problem, z, stop, every, trace, solver.runs_all_steps)
     if z.numel() == 0:
-        return monitor.solution()
+        return monitor
     if f is None:
         fixed = [z]
         fixed += [arg for i, arg in enumerate(problem.args) if i not in problem.mutable_args]
@@ -115,10 +134,7 @@ def _drive(
         f = z
         if predicted is None:
             f = problem(z) if known is None else known
-    solution = monitor.solution()
-    # Every sample had ended before the steps that were never made.
-    solution.states = [monitor.kept.get(step, solution.value) for step in states]
-    return solution
+    return monitor
 
 
 def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:
@@ -134,6 +150,8 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
         solution.residual = _relative(residual, scale)
         solution.evaluations += 1
         short = solution.converged & ~(residual <= stop.target(scale))
+        if bool(short.any()) and not before.isfinite().any():
+            refuse_coupling(problem, z, f, residual, scale, short, stop)
         # Starting again has not helped: the recurrence drifts faster than it converges.
         solution.status[short & ~(solution.residual < PROGRESS * before)] = int(Status.STALLED)
         before = solution.residual
@@ -152,7 +170,7 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
             replace(stop, max_steps=left),
             f[again_rows],
             False,
-        )
+        ).solution()
         again = again if problem.can_drop_rows else again.rows(rows)
         solution.value = z.index_copy(0, rows, again.value)
         solution.status[rows] = again.status

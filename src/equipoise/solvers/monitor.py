@@ -111,6 +111,7 @@ class Monitor:
         self.recent = np.full((min(self.patience, stop.max_steps, MAX_HISTORY) + 1, count), np.nan)
         self.looks = 0
         self.value: Tensor | None = None
+        self.finishes = 0  # looks at which some sample ended
         self.status = np.zeros(count, dtype=np.int64)
         self.residual = np.zeros(count)
         self.steps = np.zeros(count, dtype=np.int64)
@@ -237,6 +238,7 @@ class Monitor:
             where = torch.from_numpy(samples).to(self.value.device)
             self.value.index_copy_(0, where, self.best_z.index_select(0, rows))
         self.going &= ~over
+        self.finishes += 1
         self.idle = True
         self.few = None
 
@@ -302,6 +304,11 @@ class Monitor:
         line[self.samples[moving]] = relative[moving]
         states.append(state)
         residuals.append(line)
+
+    def ended_apart(self) -> bool:
+        """Return whether converged samples were judged while others were not where they ended."""
+        apart = self.finishes > 1 or bool(self.status.any())
+        return apart and not bool(self.status.all())
 
     def solution(self) -> Solution:
         """Everything that was written down."""

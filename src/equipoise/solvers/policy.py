@@ -12,6 +12,7 @@ import torch
 
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import choose
+from equipoise.solvers.coupling import CheckSchedule
 from equipoise.solvers.protocol import Solution, Status
 
 __all__ = ["Direction", "Listener", "OnFailure", "SolveCounts", "SolveLog", "describe"]
@@ -82,6 +83,7 @@ class SolveCounts:
         solves: How many there were.
         failures: How many of them had a sample that did not converge.
         counts: Samples by status.
+        checks: Which solves are checked for samples that depend on each other.
     """
 
     def __init__(self, name: str) -> None:
@@ -89,6 +91,7 @@ class SolveCounts:
         self.solves = 0
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
+        self.checks = CheckSchedule()
         self._next_warning = 1
         self._warned_of: set[Status] = set()
 

@@ -96,6 +96,8 @@ class Equation(ABC):
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         layout: How the state's tensors lie in the rows; nothing if the rows are the state.
         drifts: Whether evaluating moves the map, as power iterations on a weight do.
+        coupled_name: What to set to True if samples depend on each other, for error messages.
+        training: Whether a module in training mode is behind it.
     """
 
     rows: tuple[bool, ...] = ()
@@ -105,6 +107,8 @@ class Equation(ABC):
     linearize_keeps_graph: bool = False
     layout: Layout | None = None
     drifts: bool = False
+    coupled_name: str = "coupled"
+    training: bool = False
 
     @abstractmethod
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
@@ -156,6 +160,7 @@ class Problem(ABC):
         affine: Whether the map is affine.
         can_drop_rows: Whether samples may leave the batch.
         coupled: Whether the samples depend on each other, so that the batch is one row.
+        coupled_name: What declares that, for error messages.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         drifts: Whether evaluating moves the map, as power iterations on a weight do.
         work: Counter of evaluations and Jacobian products, shared with the problems made from this
@@ -168,6 +173,7 @@ class Problem(ABC):
     affine: bool = False
     can_drop_rows: bool = True
     coupled: bool = False
+    coupled_name: str = "coupled"
     linearize_keeps_graph: bool = False
     drifts: bool = False
     work: Work
@@ -215,10 +221,16 @@ class Problem(ABC):
 
 
 class Work:
-    """A counter of map evaluations and Jacobian products."""
+    """A counter of map evaluations and Jacobian products.
+
+    Attributes:
+        count: How many there were.
+        rows_left: How many samples there were when some last left the batch.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self.rows_left: int | None = None
 
 
 class MapProblem(Problem):
@@ -239,6 +251,7 @@ class MapProblem(Problem):
         self.symmetric = equation.symmetric
         self.can_drop_rows = equation.can_drop_rows
         self.coupled = equation.layout is not None and equation.layout.coupled
+        self.coupled_name = equation.coupled_name
         self.linearize_keeps_graph = equation.linearize_keeps_graph
         self.drifts = equation.drifts
         self.work = work or Work()
@@ -265,6 +278,7 @@ class MapProblem(Problem):
         return self._bound.declared(z, self.args)
 
     def select_rows(self, rows: Tensor) -> Problem:
+        self.work.rows_left = len(rows)
         args = [
             arg.index_select(0, rows) if batched else arg
             for arg, batched in zip(self.args, self.equation.rows, strict=True)

@@ -106,7 +106,8 @@ class Solution:
         status: `Status` codes, shape (batch,).
         residual: `|f(z) - z| / |f(z)|` at `value`, recomputed, shape (batch,).
         steps: Updates made, shape (batch,).
-        evaluations: Evaluations of the map and products with its Jacobian, shape (batch,).
+        evaluations: Evaluations of the map and products with its Jacobian, shape (batch,). One of
+            them may be a last look at the whole batch (see `equipoise.solvers.coupling`).
         trace: The path, if it was asked for.
         states: The iterates after the steps that were asked for, if any were.
         adjoint: The last backward solve through this solution, if there was one.
