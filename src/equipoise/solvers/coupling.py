@@ -110,17 +110,20 @@ def refuse_coupling(
 
 def _depends_on_others(problem: Problem, z: Tensor, f: Tensor, row: int) -> bool:
     """Return whether one row of the map changes when the other rows of the state do."""
-    with _buffers_kept(problem):
-        # A random step changes in any case.
-        noise = _length(problem(z)[row] - f[row])
-        if not math.isfinite(noise):
-            return False
-        for factor in (0.0, 2.0):
-            others = z * factor
-            others[row] = z[row]
-            change = _length(problem(others)[row] - f[row])
-            if not change <= 10 * noise + 0.01 * _length(f[row] - z[row]):
-                return True
+
+    def change(state: Tensor) -> float:
+        with _buffers_kept(problem):
+            return _length(problem(state)[row] - f[row])
+
+    noise = change(z)  # of a random step
+    allowed = 10 * noise + 0.01 * _length(f[row] - z[row])
+    if not math.isfinite(noise):
+        return False
+    for factor in (0.0, 2.0):
+        others = z * factor
+        others[row] = z[row]
+        if not change(others) <= allowed:
+            return True
     return False
 
 
