@@ -25,6 +25,10 @@ TREES = {
     "dict": lambda n: {"b": a(n, 3), "a": a(n, 2)},
     "namedtuple": lambda n: Pair(a(n, 3), a(n, 1)),
     "one in a tuple": lambda n: (a(n, 2, 2),),
+    "complex matrix": lambda n: a(n, 3, dtype=torch.complex128),
+    "complex image": lambda n: a(n, 2, 4, 5, dtype=torch.complex128),
+    # The complex tensor begins at an odd number of a row of odd length.
+    "complex and real": lambda n: (a(n, 3), a(n, 2, dtype=torch.complex128), a(n, 2, 2)),
     "nested": lambda n: {"x": [a(n, 3), (a(n, 2), Pair(a(n), a(n, 1, 1)))], "y": None},
 }
 
@@ -97,7 +101,8 @@ def test_layout_packs_and_unpacks(name: str, batch: int, coupled: bool) -> None:
     tree = TREES[name](batch)
     layout = Layout(tree, coupled=coupled)
     flat = layout.pack(tree)
-    total = sum(leaf.numel() for leaf in Structure(tree).leaves)
+    assert flat.dtype == torch.float64
+    total = sum(leaf.numel() * (1 + leaf.is_complex()) for leaf in Structure(tree).leaves)
     assert flat.shape == ((1, total) if coupled else (batch, layout.width))
     assert flat.numel() == total
     assert same(layout.unpack(flat), tree)
@@ -173,12 +178,96 @@ def test_layout_refuses_a_state_without_tensors() -> None:
             Layout(state)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.int64, torch.bool, torch.complex64, torch.bfloat16, torch.float16]
-)
-def test_layout_refuses_numbers_that_are_not_real_floats(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=rf"^The state must be float32 or float64; got {dtype}\."):
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.float16])
+def test_layout_refuses_numbers_of_other_kinds(dtype: torch.dtype) -> None:
+    sentence = rf"^The state must be float32, float64, complex64 or complex128; got {dtype}\."
+    with pytest.raises(ValueError, match=sentence):
         Layout(torch.zeros(2, 3, dtype=dtype))
+
+
+# complex states
+
+
+def complex_state(*shape: int) -> Tensor:
+    return a(*shape, dtype=torch.complex128)
+
+
+def test_complex_layout_has_the_norms_and_real_inner_products_of_complex_vectors() -> None:
+    x, y = complex_state(4, 3, 2), complex_state(4, 3, 2)
+    layout = Layout(x)
+    assert layout.width == 12
+    torch.testing.assert_close(
+        row_norm(layout.pack(x)), torch.linalg.vector_norm(x.flatten(1), dim=1)
+    )
+    dot = torch.linalg.vecdot(x.flatten(1), y.flatten(1)).real
+    torch.testing.assert_close(row_dot(layout.pack(x), layout.pack(y))[:, 0], dot)
+
+
+def test_complex_layout_of_a_contiguous_tensor_is_a_view() -> None:
+    z = complex_state(4, 3)
+    layout = Layout(z)
+    assert layout.pack(z).data_ptr() == z.data_ptr()
+    assert layout.unpack(layout.pack(z)).data_ptr() == z.data_ptr()
+
+
+def test_complex_layout_packs_conjugates_and_what_is_not_contiguous() -> None:
+    z = complex_state(4, 2, 3)
+    layout = Layout(z)
+    for other in (z.conj(), z.conj().imag + 0j, complex_state(4, 3, 2).mT):
+        assert same(layout.unpack(layout.pack(other)), other.resolve_conj().contiguous())
+
+
+def test_complex_layout_keeps_images_that_lie_channels_last() -> None:
+    z = complex_state(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    layout = Layout(z)
+    assert layout.pack(z).data_ptr() == z.data_ptr()
+    again = layout.unpack(layout.pack(z))
+    assert torch.equal(again, z)
+    assert again.stride() == z.stride()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_complex_layout_unpacks_matrices_that_lie_otherwise(rows: int) -> None:
+    layout = Layout((complex_state(3, 2), a(3, 3)))
+    flat = a(rows, 7)
+    by_columns = flat.T.contiguous().T
+    odd = torch.cat([a(1), flat.flatten()])[1:].view(rows, 7)
+    for other in (by_columns, odd):
+        assert same(layout.unpack(other), layout.unpack(flat))
+    zeros = a(1, 1).expand(rows, 7)  # where linear solves start
+    assert torch.equal(layout.unpack(zeros)[0].real, zeros[:, :2])
+
+
+@pytest.mark.parametrize("name", ["complex matrix", "complex image", "complex and real"])
+def test_complex_layout_is_differentiable_under_transforms(name: str) -> None:
+    tree = TREES[name](3)
+    layout = Layout(tree)
+    flat = layout.pack(tree)
+
+    def there_and_back(rows: Tensor) -> Tensor:
+        return layout.pack(layout.unpack(rows))
+
+    assert torch.autograd.gradcheck(there_and_back, (flat.requires_grad_(),))
+    ensemble = torch.stack([flat, 2 * flat], dim=-1).detach()
+    mapped = torch.func.vmap(there_and_back, in_dims=-1, out_dims=-1)(ensemble)
+    assert torch.equal(mapped, ensemble)
+    jacobian = torch.func.jacrev(lambda row: there_and_back(row[None])[0])(flat[0].detach())
+    assert torch.equal(jacobian, torch.eye(layout.width, dtype=torch.float64))
+
+
+def test_layout_refuses_a_change_between_real_and_complex() -> None:
+    sentence = r"^Cell.step must keep the dtype of its state; got {} for a state of {}\.$"
+    for given, wanted in ((torch.float32, torch.complex64), (torch.complex64, torch.float32)):
+        layout = Layout(a(4, 3, dtype=wanted))
+        with pytest.raises(ValueError, match=sentence.format(given, wanted)):
+            layout.pack(a(4, 3, dtype=given))
+        # Autocast changes precisions, but it never drops an imaginary part.
+        refused = pytest.raises(ValueError, match=sentence.format(given, wanted))
+        with torch.autocast("cpu", dtype=torch.bfloat16), refused:
+            layout.pack(a(4, 3, dtype=given))
+
+
+# what a state may not be
 
 
 def test_layout_refuses_two_batch_sizes() -> None:
@@ -196,9 +285,11 @@ def test_layout_refuses_a_scalar() -> None:
 def test_layout_refuses_two_dtypes_and_two_devices() -> None:
     with pytest.raises(
         ValueError,
-        match=r"one dtype and one device; got torch.float64 on cpu and torch.float32 on cpu\.$",
+        match=r"one precision and one device; got torch.float64 on cpu and torch.float32 on cpu\.$",
     ):
         Layout((a(4, 3), a(4, 3, dtype=torch.float32)))
+    with pytest.raises(ValueError, match=r"got torch.float64 on cpu and torch.complex64 on cpu"):
+        Layout((a(4, 3), a(4, 3, dtype=torch.complex64)))
     with pytest.raises(ValueError, match=r"got torch.float64 on cpu and torch.float64 on meta\.$"):
         Layout((a(4, 3), torch.zeros(4, 3, dtype=torch.float64, device="meta")))
 

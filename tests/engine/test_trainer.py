@@ -25,6 +25,7 @@ from equipoise.engine import (
     read_checkpoint,
     read_metrics,
 )
+from equipoise.engine.optimizer import Average
 from equipoise.engine.progress import SilentProgress
 from equipoise.layers import Equilibrium
 
@@ -663,3 +664,12 @@ def test_checkpoints_hold_nothing_but_tensors_and_json(tmp_path):
         "model.safetensors",
     ]
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
+
+
+def test_average_includes_complex_weights():
+    model = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))})
+    average = Average(model, 0.5)
+    with torch.no_grad():
+        model["w"].fill_(2 - 4j)
+    average.update()
+    assert torch.allclose(average.values["w"], torch.full((3,), 0.9 * (2 - 4j)))

@@ -488,8 +488,8 @@ def test_layer_in_half_precision_is_refused_with_a_remedy(dtype: torch.dtype) ->
     with pytest.raises(
         ValueError,
         match=(
-            rf"^The state must be float32 or float64; got {dtype}\. For lower precision use "
-            rf"torch.autocast"
+            rf"^The state must be float32, float64, complex64 or complex128; got {dtype}\. "
+            r"For lower precision use torch.autocast"
         ),
     ):
         layer(torch.randn(5, 3, dtype=dtype))

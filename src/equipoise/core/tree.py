@@ -30,6 +30,15 @@ A context may also hold `None` and `Shared` leaves.
 """
 
 
+REAL = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.complex64: torch.float32,
+    torch.complex128: torch.float64,
+}
+"""What a state may be made of, and the real numbers of the same precision."""
+
+
 @dataclass(frozen=True)
 class Shared:
     """A context tensor of the whole batch, such as weights normalised once for each solve.
@@ -93,9 +102,22 @@ class Layout:
     channels-last in memory, as convolutions like them. A coupled state, whose samples depend on
     each other, is one row.
 
+    The matrix is real. A complex tensor lies in it as pairs of real and imaginary part, twice as
+    wide, which is the field over which its map can be linearised: the derivative of a map with
+    conjugates or magnitudes in it, `f(z + t) = f(z) + A t + B conj(t) + o(t)`, is linear over the
+    reals only, so that no complex matrix stands for it. Norms are those of the complex vectors, and
+    inner products the real parts of theirs, `Re <a, b>`, for which the transposed Jacobian is what
+    autograd computes.
+
     Args:
-        state: A state whose tensors share batch size, dtype and device.
+        state: A state whose tensors share batch size, precision and device. Complex and real
+            tensors of one precision go together.
         coupled: Whether the whole batch is one problem.
+
+    Attributes:
+        batch: Samples of the state.
+        dtype: Of the matrix: float32 or float64.
+        device: Of the state and the matrix.
     """
 
     def __init__(self, state: Tree, *, coupled: bool = False) -> None:
@@ -107,30 +129,36 @@ class Layout:
             )
         first = leaves[0]
         for leaf in leaves:
-            if leaf.dtype not in (torch.float32, torch.float64):
-                hint = (
-                    " For lower precision use torch.autocast."
-                    if leaf.dtype.is_floating_point
-                    else ""
+            if leaf.dtype not in REAL:
+                lower = leaf.dtype in (torch.float16, torch.bfloat16)
+                hint = " For lower precision use torch.autocast." if lower else ""
+                raise ValueError(
+                    "The state must be float32, float64, complex64 or complex128; "
+                    f"got {leaf.dtype}.{hint}"
                 )
-                raise ValueError(f"The state must be float32 or float64; got {leaf.dtype}.{hint}")
             if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
                 raise ValueError(
                     "The state must be batch first, with one batch size for all of its tensors; "
                     f"got shapes {', '.join(str(tuple(other.shape)) for other in leaves)}."
                 )
-            if leaf.dtype != first.dtype or leaf.device != first.device:
+            if REAL[leaf.dtype] != REAL[first.dtype] or leaf.device != first.device:
                 raise ValueError(
-                    "The state must have one dtype and one device; "
+                    "The state must have one precision and one device; "
                     f"got {first.dtype} on {first.device} and {leaf.dtype} on {leaf.device}."
                 )
         self.batch: int = first.shape[0]
-        self.dtype, self.device = first.dtype, first.device
+        self.dtype, self.device = REAL[first.dtype], first.device
         self.coupled = coupled
         self._shapes = [leaf.shape[1:] for leaf in leaves]
-        self._widths = [shape.numel() for shape in self._shapes]
+        self._dtypes = [leaf.dtype for leaf in leaves]
+        self._complex = [leaf.is_complex() for leaf in leaves]
+        self._widths = [
+            shape.numel() * (1 + pairs)
+            for shape, pairs in zip(self._shapes, self._complex, strict=True)
+        ]
         self._single = isinstance(state, Tensor)
-        self._matrix = self._single and first.dim() == 2 and not coupled  # nothing to rearrange
+        # Whether there is nothing to rearrange.
+        self._matrix = self._single and first.dim() == 2 and not coupled and not self._complex[0]
         self._channels_last = (
             self._single
             and first.dim() == 4
@@ -142,7 +170,7 @@ class Layout:
     def pack(self, state: Tree, owner: str = "Cell.step", samples: int | None = None) -> Tensor:
         """Return a state as a matrix.
 
-        Raises unless it has this layout's shapes, dtype and device, and `samples` rows.
+        Raises unless it has this layout's shapes, dtypes and device, and `samples` rows.
         """
         if self._single and isinstance(state, Tensor):
             if (
@@ -158,17 +186,20 @@ class Layout:
         else:
             leaves = self._check_structure(state, owner)
         rows = leaves[0].shape[0] if leaves[0].dim() else -1
-        for leaf, shape in zip(leaves, self._shapes, strict=True):
+        for leaf, shape, dtype in zip(leaves, self._shapes, self._dtypes, strict=True):
             if leaf.shape[1:] != shape or leaf.dim() == 0 or leaf.shape[0] != rows:
                 wanted = f"(batch, {', '.join(map(str, shape))})" if shape else "(batch,)"
                 raise ValueError(
                     f"{owner} must return the shape of its state; got {tuple(leaf.shape)} for "
                     f"a state of shape {wanted}."
                 )
-            if leaf.dtype != self.dtype and not torch.is_autocast_enabled(leaf.device.type):
+            if leaf.dtype != dtype and (
+                leaf.is_complex() != dtype.is_complex
+                or not torch.is_autocast_enabled(leaf.device.type)
+            ):
                 raise ValueError(
                     f"{owner} must keep the dtype of its state; got {leaf.dtype} for a state "
-                    f"of {self.dtype}."
+                    f"of {dtype}."
                 )
             if leaf.device != self.device:
                 raise ValueError(
@@ -186,11 +217,14 @@ class Layout:
             )
         if len(leaves) == 1:
             leaf = leaves[0].permute(0, 2, 3, 1) if self._channels_last else leaves[0]
+            leaf = _as_real(leaf, alone=True) if leaf.is_complex() else leaf
             return leaf.reshape(count, -1 if rows else self.width).to(self.dtype)
         # The flattened width is written out because -1 is ambiguous for an empty batch.
         scale = rows if self.coupled else 1
         flat = [
-            leaf.reshape(count, scale * width)
+            (_as_real(leaf, alone=False) if leaf.is_complex() else leaf).reshape(
+                count, scale * width
+            )
             for leaf, width in zip(leaves, self._widths, strict=True)
         ]
         return torch.cat(flat, dim=1).to(self.dtype)
@@ -209,7 +243,7 @@ class Layout:
 
     @property
     def width(self) -> int:
-        """Numbers in one row."""
+        """Real numbers in one row."""
         return sum(self._widths) * (self.batch if self.coupled else 1)
 
     def unpack(self, flat: Tensor) -> Tree:
@@ -219,16 +253,46 @@ class Layout:
         rows = self.batch if self.coupled else flat.shape[0]
         if self._channels_last:
             channels, height, width = self._shapes[0]
-            return flat.view(rows, height, width, channels).permute(0, 3, 1, 2)
+            shape = (rows, height, width, channels)
+            image = _as_complex(flat, shape) if self._complex[0] else flat.view(*shape)
+            return image.permute(0, 3, 1, 2)
         if self._single:
-            return flat.view(rows, *self._shapes[0])
+            shape = (rows, *self._shapes[0])
+            return _as_complex(flat, shape) if self._complex[0] else flat.view(*shape)
         parts: list[Tensor] = []
         start = 0
-        for shape, width in zip(self._shapes, self._widths, strict=True):
+        for tail, pairs, width in zip(self._shapes, self._complex, self._widths, strict=True):
             stop = start + width * (rows if self.coupled else 1)
-            parts.append(flat[:, start:stop].reshape(rows, *shape))
+            part, shape = flat[:, start:stop], (rows, *tail)
+            parts.append(_as_complex(part, shape) if pairs else part.reshape(shape))
             start = stop
         return self._structure.rebuild(parts)
+
+
+def _as_real(tensor: Tensor, *, alone: bool) -> Tensor:
+    """Return complex numbers as pairs of real and imaginary part.
+
+    Args:
+        tensor: The numbers.
+        alone: Whether nothing else will lie beside them in a row.
+    """
+    if alone and not is_wrapped(tensor):
+        return torch.view_as_real(tensor.resolve_conj())
+    # Autograd goes back through a view by `view_as_complex`, which wants gradients that begin at
+    # even numbers.
+    return torch.stack((tensor.real, tensor.imag), dim=-1)
+
+
+def _as_complex(rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return pairs of real and imaginary part as complex numbers; a view where they lie so."""
+    pairs = rows.reshape(*shape, 2)
+    viewable = (
+        not is_wrapped(pairs)  # vmap does not tell how its tensors lie
+        and pairs.stride(-1) == 1
+        and pairs.storage_offset() % 2 == 0
+        and all(stride % 2 == 0 for stride in pairs.stride()[:-1])
+    )
+    return torch.view_as_complex(pairs) if viewable else torch.complex(pairs[..., 0], pairs[..., 1])
 
 
 def _outline(tree: Tree) -> Any:

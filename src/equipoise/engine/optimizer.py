@@ -101,9 +101,9 @@ class Average:
                     value.copy_(own[name])
 
     def _present(self) -> dict[str, Tensor]:
-        """The model's own tensors of floats."""
+        """The model's own tensors of floats, real and complex."""
         return {
             name: value
             for name, value in self.model.state_dict().items()
-            if value.is_floating_point()
+            if value.is_floating_point() or value.is_complex()
         }

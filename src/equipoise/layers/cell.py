@@ -23,15 +23,15 @@ __all__ = ["Cell", "CellEquation"]
 class Cell(nn.Module):
     """The map of an equilibrium network, `z = step(z, inject(x))`: define `inject` and `step`.
 
-    State and context are one tensor or a tree of tensors, batch first. Each sample is its own
-    problem: row `i` of the result depends on row `i` of the state and the context alone, unless
-    the cell declares otherwise. A cell may say what is known of it, by the attributes below and by
-    `lipschitz`, `certificate`, `problem`, `project_` and `norms`. Everything else in the library
-    asks the cell, so that a cell of your own gets what it declares.
+    State and context are one tensor or a tree of tensors, real or complex, batch first. Each
+    sample is its own problem: row `i` of the result depends on row `i` of the state and the context
+    alone, unless the cell declares otherwise. A cell may say what is known of it, by the attributes
+    below and by `lipschitz`, `certificate`, `problem`, `project_` and `norms`. Everything else in
+    the library asks the cell, so that a cell of your own gets what it declares.
 
     Attributes:
         symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate
-            gradient and accelerated gradient apply.
+            gradient and accelerated gradient apply; for a complex state, Hermitian.
         coupled: The samples of a batch depend on each other, so that the batch is one problem and
             nothing leaves it.
         linearize_keeps_graph: When gradients are enabled, its `linearize` also gives `graph`, the
@@ -110,7 +110,8 @@ class Cell(nn.Module):
         """Return the step linearised at `z`, if the cell can do better than autograd.
 
         It can by keeping its masks, for instance. `value`, `jvp` and `vjp` are on state trees;
-        `select_rows` makes the same for some rows of the batch.
+        `select_rows` makes the same for some rows of the batch. For a complex state `vjp` is the
+        product with the conjugate transpose, as autograd's is.
         """
         return None
 

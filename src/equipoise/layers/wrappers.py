@@ -304,7 +304,7 @@ class Regularized(Wrapper):
     `alpha = 1`. For several layers, see `DeepObjective`.
 
     Args:
-        cell: The cell, with one tensor as its state.
+        cell: The cell, with one real tensor as its state.
         regularizer: `R`: a regulariser, its name, or a function of the state.
         strength: `gamma`.
         operation: `gradient`, `prox`, or `auto`: the proximal map where there is one, as in the
@@ -337,6 +337,14 @@ class Regularized(Wrapper):
 
     def operate(self, z: Tensor) -> Tensor:
         """Return `T_R(z)`."""
+        if z.is_complex():  # regularisers square, sign and clamp
+            raise SettingError(
+                "Regularized.cell",
+                "have a real state",
+                z,
+                "Let its state be torch.view_as_real of what it is.",
+                got=str(z.dtype),
+            )
         if self.by_prox:
             return self.regularizer.prox(z, self.strength)
         return z - self.strength * self.regularizer.gradient(z)
