@@ -3,7 +3,17 @@ import pytest
 import scipy.optimize
 import torch
 
-from equipoise import SAM, SOLVERS, Equilibrium, FixedPoint, Implicit, Linearization, Stop, solve
+from equipoise import (
+    SAM,
+    SOLVERS,
+    Equilibrium,
+    FixedPoint,
+    Implicit,
+    Linearization,
+    Newton,
+    Stop,
+    solve,
+)
 from equipoise.solvers import Status, run
 from equipoise.testing import check_solver
 from equipoise.testing.cells import MaskCell, SymmetricMaskCell
@@ -58,7 +68,7 @@ def error(found, answer) -> float:
 
 def test_registry_holds_forward_and_linear_solvers():
     assert {"anderson", "broyden", "fixed_point", "newton", "accelerated"} <= set(FORWARD)
-    assert {"conjugate_gradient", "bicgstab", "gmres", "neumann"} <= set(LINEAR)
+    assert {"bicgstab", "conjugate_gradient", "dense", "gmres", "neumann"} <= set(LINEAR)
 
 
 @pytest.mark.parametrize("solver", [*SOLVERS, FixedPoint(0.9), SAM("l2")], ids=str)
@@ -122,6 +132,8 @@ def test_forward_solver_counts_evaluations(name, problem):
 
 
 class CountedMask(MaskCell):
+    samples = 4
+
     def __init__(self, calls):
         super().__init__(width=6)
         self.calls = calls
@@ -139,21 +151,26 @@ class CountedMask(MaskCell):
             self.calls.append("jvp")
             return local.jvp(v)
 
+        def vjp(v):
+            self.calls.extend(["vjp"] * (len(v) // self.samples))
+            return local.vjp(v)
+
         return Linearization(
             local.value,
             jvp,
-            local.vjp,
+            vjp,
             select_rows=lambda index: self._counted(local.select_rows(index)),
         )
 
 
-def test_newton_counts_evaluations_and_products():
+@pytest.mark.parametrize(("inner", "product"), [("krylov", "jvp"), ("dense", "vjp")])
+def test_newton_counts_evaluations_and_products(inner, product):
     calls = []
     cell = CountedMask(calls)
-    layer = Equilibrium(cell, "newton", stop=Stop(tolerance=1e-12))
+    layer = Equilibrium(cell, Newton(inner=inner), stop=Stop(tolerance=1e-12))
     layer(torch.randn(4, 2, dtype=torch.float64))
     assert layer.last.converged.all()
-    assert set(calls) == {"step", "linearize", "jvp"}
+    assert set(calls) == {"step", "linearize", product}
     # The first linearisation repeats the evaluation that the loop began with; both are counted.
     assert int(layer.last.evaluations.max()) == len(calls)
 

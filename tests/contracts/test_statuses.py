@@ -286,7 +286,7 @@ def test_prediction_that_drifted_is_not_believed(name, max_steps, can_drop_rows)
 # Newton is done after a few calls.
 @pytest.mark.parametrize(
     ("name", "call"),
-    [(n, k) for n in FORWARD for k in (0, 1, 2, 3, 4, 6, 8) if n != "newton" or k < 5],
+    [(n, k) for n in FORWARD for k in (0, 1, 2, 3, 4, 6, 8) if n != "newton" or k < 4],
 )
 @pytest.mark.parametrize("count", [1, 5])
 def test_nan_at_any_call_is_told_and_touches_nobody_else(name, call, count):
@@ -342,8 +342,11 @@ def test_nan_keeps_the_best_iterate_of_plain_iteration(call):
     assert torch.allclose(solution.value[1], z, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", list(SOLVERS))
-@pytest.mark.parametrize("call", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    # Elimination is done after a few calls too.
+    [(n, k) for n in SOLVERS for k in (0, 1, 2, 4) if n != "dense" or k < 2],
+)
 def test_nan_in_a_jacobian_product_is_told_and_touches_nobody_else(name, call):
     A = contraction(4, 9, 9, norm=0.97)
     A, g = A @ A.mT, torch.randn(4, 9, dtype=torch.float64)

@@ -90,6 +90,13 @@ class Plan:
         counts = self.log.forward if direction == "forward" else self.log.backward
         return counts.checks.due((len(z), self.equation.training))
 
+    @property
+    def evaluations(self) -> int:
+        """Evaluations that the forward solve took, of the sample that took most."""
+        if self.solution is None or not self.solution.evaluations.numel():
+            return 0
+        return int(self.solution.evaluations.max())
+
     def add_adjoint(self, flat: Solution) -> None:
         """Take in the solution of an adjoint equation at the equilibrium."""
         adjoint = unpack_solution(flat, self.equation.layout)

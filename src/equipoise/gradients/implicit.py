@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, final
 
 import torch
@@ -14,7 +15,7 @@ from equipoise.core.transforms import full_precision, is_wrapped
 from equipoise.core.tree import row_norm, shares_memory
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
-from equipoise.solvers.auto import pick_adjoint
+from equipoise.solvers.auto import pick_adjoint, solve_adjoint
 from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import MapProblem, Problem
@@ -154,10 +155,6 @@ class _Task:
     def solve_linear(self, problem: LinearProblem) -> Tensor:
         """Solve a linear problem that has its linearisation, from zero."""
         plan, settings = self.plan, self.settings
-        if settings.solver == "auto":
-            solver = pick_adjoint(symmetric=problem.symmetric, lipschitz=plan.lipschitz)
-        else:
-            solver = SOLVERS.resolve(settings.solver)
         stop = Stop(
             tolerance=settings.tolerance or plan.stop.tolerance,
             absolute=0.0,
@@ -171,9 +168,19 @@ class _Task:
         g = problem.g
         # At zero the map is known, and a zero expanded from one entry takes no memory.
         start = g.new_zeros(1, 1).expand_as(g)
-        solution = run(
-            problem, start, solver, stop, f=g, check=lambda: plan.check_due("backward", g)
-        )
+        check = partial(plan.check_due, "backward", g)
+        if settings.solver == "auto":
+            solver = pick_adjoint(
+                problem,
+                g.shape,
+                lipschitz=plan.lipschitz,
+                forward=plan.solver,
+                steps=plan.evaluations,
+            )
+            solution = solve_adjoint(problem, start, g, solver, stop, check)
+        else:
+            solver = SOLVERS.resolve(settings.solver)
+            solution = run(problem, start, solver, stop, f=g, check=check)
         plan.add_adjoint(solution)
         value = _never_silently_zero(solution, g)
         return value if unit is None else value * unit

@@ -5,6 +5,7 @@ from equipoise.solvers.anderson import Anderson
 from equipoise.solvers.bicgstab import BiCGStab
 from equipoise.solvers.broyden import Broyden
 from equipoise.solvers.conjugate_gradient import ConjugateGradient
+from equipoise.solvers.dense import DenseLU
 from equipoise.solvers.fixed_point import FixedPoint
 from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.linear_problem import LinearProblem
@@ -35,6 +36,7 @@ __all__ = [
     "BiCGStab",
     "Broyden",
     "ConjugateGradient",
+    "DenseLU",
     "Equation",
     "FixedPoint",
     "LinearProblem",

@@ -14,6 +14,9 @@ from equipoise.solvers.problem import Linearization, Problem
 
 __all__ = ["LinearProblem", "func_jvp", "func_vjp"]
 
+MAX_BLOCK = 2**20
+"""Numbers in the states of one product with repeated rows at most; bounds its memory."""
+
 
 class LinearProblem(Problem):
     """`v = J v + g`, or `v = J^T v + g`, with `J` the Jacobian of a problem at a point.
@@ -74,6 +77,53 @@ class LinearProblem(Problem):
 
     def __call__(self, v: Tensor) -> Tensor:
         return self.product(v) + self.g
+
+    def matrix(self) -> Tensor:
+        """Return the linear part of each sample as a matrix, shape (samples, width, width).
+
+        Row `i` of `J` is `J^T e_i`. Where rows are independent, one product with repeated rows
+        gives many of them at once.
+        """
+        local = self.linearized().local
+        assert local is not None
+        samples, width = self.g.shape
+        try:
+            rows = self._repeated(local) if self.can_drop_rows else self._in_turn(local)
+        except RuntimeError:  # a step that knows its batch size, such as by a mask that it keeps
+            rows = self._in_turn(local)
+        self.work.count += width
+        matrix = rows.view(samples, width, width)
+        return matrix.mT.contiguous() if self.transpose else matrix
+
+    def _repeated(self, local: Linearization) -> Tensor:
+        """Return `J^T e_i` for all samples and all `i`, in blocks of bounded size."""
+        samples, width = self.g.shape
+        found = self.g.new_empty(samples * width, width)
+        size = max(MAX_BLOCK // max(width, 1), 1)
+        for first in range(0, len(found), size):
+            numbers = torch.arange(first, min(first + size, len(found)), device=found.device)
+            rows = numbers // width
+            units = self.g.new_zeros(len(rows), width)
+            units.scatter_(1, (numbers % width)[:, None], 1.0)
+            if local.select_rows is not None:
+                part = local.select_rows(rows)
+            else:
+                before = self.work.count
+                part = self.base.select_rows(rows).linearize(self.point[rows])
+                self.work.count = before
+            found[first : first + size] = part.vjp(units)
+        if local.select_rows is None:
+            self.work.count += width  # each sample was evaluated as many times
+        return found
+
+    def _in_turn(self, local: Linearization) -> Tensor:
+        samples, width = self.g.shape
+        found = self.g.new_empty(samples, width, width)
+        for index in range(width):
+            unit = torch.zeros_like(self.g)
+            unit[:, index] = 1
+            found[:, index] = local.vjp(unit)
+        return found
 
     def _differentiable_product(self, v: Tensor) -> Tensor:
         if self.transpose:

@@ -99,7 +99,7 @@ def require_true_statuses(
             promise(status != Status.NONFINITE, "not overflow on an affine map")
         if np.isfinite(made).any():
             told_residual = float(solution.residual[i])
-            truth = float(residual[i] / scale[i])
+            truth = float(residual[i] / scale[i]) if residual[i] else 0.0
             promise(
                 math.isclose(told_residual, truth, rel_tol=1e-4, abs_tol=1e-14),
                 f"report the recomputed relative residual {truth:.3e}, not {told_residual:.3e}",
