@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         fixed_point,
         project_norms,
         project_norms_after,
+        root,
     )
     from equipoise.models import ImageNetwork, Model, create_model, list_models, register_model
     from equipoise.operators import convolution_bound, dense_norm
@@ -109,6 +110,7 @@ __all__ = [
     "project_norms",
     "project_norms_after",
     "register_model",
+    "root",
     "solve",
     "spectral_radius",
     "to_blocks",

@@ -7,6 +7,7 @@ from equipoise.layers.function import fixed_point
 from equipoise.layers.options import CallOptions, SolveOptions
 from equipoise.layers.problem import Descent, Minimization, Problem
 from equipoise.layers.project import project_norms, project_norms_after
+from equipoise.layers.root import root
 from equipoise.layers.wrappers import ChangeOfVariable, Regularized, Skip
 
 __all__ = [
@@ -27,4 +28,5 @@ __all__ = [
     "fixed_point",
     "project_norms",
     "project_norms_after",
+    "root",
 ]
