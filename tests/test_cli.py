@@ -17,8 +17,8 @@ from equipoise import certify, runs
 from equipoise.cli import list as list_command
 from equipoise.cli import main
 from equipoise.cli.entry import COMMANDS, make_parser
-from equipoise.core import ConvergenceError, ConvergenceWarning
-from equipoise.engine import Interrupted, read_checkpoint, write_checkpoint
+from equipoise.core import ConvergenceError, ConvergenceWarning, Interrupted
+from equipoise.engine import read_checkpoint, write_checkpoint
 from equipoise.layers import Certificate, Statement
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]

@@ -25,9 +25,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that the disk was too full for after its second checkpoint."""
+    """A run that the disk was too full for after its first epoch."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
-    with at_moment("checkpoint half", 3, fill):
+    with at_moment("checkpoint half", 4, fill):
         assert train(folder) == 2
     assert latest_step(folder) == 6
     return folder
@@ -63,12 +63,12 @@ def test_full_disk_is_told_in_a_line_and_loses_nothing(
         ("environment.json", "half", 1, None),
         ("checkpoint", "open", 1, None),
         ("checkpoint", "half", 2, 4),
-        ("model.safetensors", "open", 1, 4),
-        ("model.safetensors", "written", 1, 4),
+        ("model.safetensors", "open", 1, 6),
+        ("model.safetensors", "written", 1, 6),
         ("checkpoint", "written", 3, 8),
         ("checkpoint", "synced", 3, 12),
-        ("model.safetensors", "half", 1, 16),
-        ("checkpoint", "half", 1, 16),
+        ("model.safetensors", "half", 1, 18),
+        ("checkpoint", "half", 1, 18),
         ("summary.json", "half", 1, 18),
         ("report.html", "synced", 1, 18),
     ):
@@ -153,11 +153,11 @@ def test_small_disk_is_told_and_the_run_goes_on_when_it_is_larger(
     # third is written.
     folder = disk("size=500k") / "run"
     assert train(folder) == 2
-    told(capsys, folder / "checkpoints" / "step-000000008.safetensors", "No space left on device")
+    told(capsys, folder / "checkpoints" / "step-000000006.safetensors", "No space left on device")
     assert latest_step(folder) == 6
     assert left_over(folder) == []
     assert resume(folder) == 2
-    told(capsys, folder / "checkpoints" / "step-000000008.safetensors", "No space left on device")
+    told(capsys, folder / "checkpoints" / "step-000000006.safetensors", "No space left on device")
     assert latest_step(folder) == 6
     disk("remount,size=2m")
     assert resume(folder) == 0

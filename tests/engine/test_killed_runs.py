@@ -78,7 +78,7 @@ def test_run_that_is_killed_in_saves_and_between_them_ends_as_if_it_had_not_been
     kill_at(folder, "checkpoint replaced")
     assert latest_step(folder) == 4
     kill_at(folder, "model.safetensors replaced")
-    assert latest_step(folder) == 4
+    assert latest_step(folder) == 6
     for moment in ("checkpoint synced", "removal", "summary.json synced"):
         kill_at(folder, moment)
     assert resume_or_begin(folder) == 0

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import equipoise
+from equipoise.core import Interrupted
 from equipoise.data import Dataset, batches
 from equipoise.engine import (
     CheckpointError,
     Group,
-    Interrupted,
     Metric,
     OptimizerConfig,
     ScheduleConfig,

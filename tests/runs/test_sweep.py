@@ -197,7 +197,7 @@ def die(*_):
 
 
 def test_sweep_survives_a_process_that_dies(monkeypatch):
-    monkeypatch.setattr(module, "_train", die)
+    monkeypatch.setattr(module, "_train_spawned", die)
     rows = list(module._run_local([(load_config("digits"), Path("a"), 1)], 1))
     assert rows[0][1]["status"] == "failed"
     assert "its process died" in rows[0][1]["reason"]

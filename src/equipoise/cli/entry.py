@@ -25,7 +25,7 @@ from equipoise.cli.report import REPORT
 from equipoise.cli.resume import RESUME
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
-from equipoise.core import choose
+from equipoise.core import choose, interruptible
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
@@ -48,8 +48,9 @@ COMMANDS: dict[str, Command] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The codes are 0 for success, 2 for bad input, 3 for numerics that failed, 130 for an
-    interruption, 141 for a closed pipe and 1 for an error of ours.
+    The codes are 0 for success, 2 for bad input, 3 for numerics that failed, 130 and 143 for an
+    interruption by SIGINT (Ctrl-C) and by SIGTERM, 141 for a closed pipe and 1 for an error of
+    ours.
 
     Args:
         argv: The words behind `equipoise` on the command line; by default those of this process.
@@ -63,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = show_warning
         try:
             try:
-                code = _run(words)
+                with interruptible():
+                    code = _run(words)
             except SystemExit as end:  # --help and --version end so
                 code = end.code if isinstance(end.code, int) else DONE
             sys.stdout.flush()

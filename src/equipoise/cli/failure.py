@@ -8,7 +8,7 @@ import warnings
 from typing import TextIO
 
 from equipoise.cli.command import BAD_INPUT, DIVERGED
-from equipoise.core import ConvergenceError
+from equipoise.core import ConvergenceError, Interrupted
 
 __all__ = ["show_warning", "tell"]
 
@@ -19,7 +19,7 @@ def tell(error: BaseException) -> int:
     """Say in one line on stderr what went wrong, and return the exit code."""
     if isinstance(error, KeyboardInterrupt):
         _say("", str(error) or "interrupted")
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Interrupted) else INTERRUPTED
     if isinstance(error, OSError) and error.strerror and error.filename:
         _say("error: ", f"{error.filename}: {error.strerror}")
         return BAD_INPUT

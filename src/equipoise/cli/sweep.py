@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Literal
 
 from equipoise.cli.command import BAD_INPUT, DIVERGED, DONE, Command, add_config, add_output
+from equipoise.core import Interrupted
 
 __all__ = ["SWEEP"]
 
@@ -41,7 +42,7 @@ def run(arguments: Namespace) -> int:
             arguments.source, fixed, grid, arguments.output, jobs=arguments.jobs, pool=pool
         )
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt("interrupted; resume with the same command") from error
+        raise Interrupted.after(error, "interrupted; resume with the same command") from error
     print(format_table(rows))
     statuses = {row["status"] for row in rows}
     return DIVERGED if "diverged" in statuses else BAD_INPUT if "failed" in statuses else DONE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli.command import DONE, Command, add_config, add_output, add_quiet, count
-from equipoise.core import SourceError
+from equipoise.core import Interrupted, SourceError
 
 if TYPE_CHECKING:
     from equipoise.engine import Summary
@@ -78,7 +78,7 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
             if kept
             else "there is no checkpoint yet"
         )
-        raise KeyboardInterrupt(f"interrupted; {remedy}") from error
+        raise Interrupted.after(error, f"interrupted; {remedy}") from error
     if os.environ.get("RANK", "0") != "0":
         return DONE
     early = (

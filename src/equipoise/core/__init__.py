@@ -1,9 +1,17 @@
-"""Errors, checks, registries, trees and module tensors, atomic files, percentages."""
+"""Errors, checks, registries, trees and module tensors, atomic files, signals, percentages."""
 
 from typing import TYPE_CHECKING
 
 from equipoise.core.atomic_file import remove_partials, write_atomically
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning, SourceError
+from equipoise.core.interrupt import (
+    Interrupted,
+    interruptible,
+    interruption,
+    stop_if_requested,
+    stop_requested,
+    uninterrupted,
+)
 from equipoise.core.lazy import lazy_names
 from equipoise.core.percent import to_percent
 from equipoise.core.registry import Registry, choose
@@ -38,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConvergenceError",
     "ConvergenceWarning",
+    "Interrupted",
     "Layout",
     "ModuleTensors",
     "Registry",
@@ -50,6 +59,8 @@ __all__ = [
     "find_untracked_tensor",
     "flush_denormals",
     "full_precision",
+    "interruptible",
+    "interruption",
     "is_wrapped",
     "lazy_names",
     "outside_graphs",
@@ -66,8 +77,11 @@ __all__ = [
     "row_dot",
     "row_norm",
     "shares_memory",
+    "stop_if_requested",
+    "stop_requested",
     "to_numpy",
     "to_percent",
+    "uninterrupted",
     "write_atomically",
 ]
 

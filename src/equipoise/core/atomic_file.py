@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from equipoise.core.interrupt import uninterrupted
+
 __all__ = ["remove_partials", "write_atomically"]
 
 PARTIAL = re.compile(r"\..+\.[0-9a-f]{16}\.partial", re.DOTALL)
@@ -24,7 +26,12 @@ def write_atomically(path: Path | str, content: bytes | str | Iterable[bytes | m
         path: The file; its folder must be there.
         content: Bytes, text (written as UTF-8), or pieces to write one after the other.
     """
-    path = Path(path)
+    # A signal raises when the file is whole and the partial one is gone.
+    with uninterrupted():
+        _write(Path(path), content)
+
+
+def _write(path: Path, content: bytes | str | Iterable[bytes | memoryview]) -> None:
     pieces = (
         [content.encode()]
         if isinstance(content, str)

@@ -11,6 +11,7 @@ from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 
+from equipoise.core import stop_if_requested, uninterrupted
 from equipoise.data.errors import DataError
 
 __all__ = ["Download", "fetch"]
@@ -57,11 +58,13 @@ def fetch(download: Download, folder: Path) -> Path:
                 raise DataError(
                     target, f"{download.url} offers {declared} bytes; the limit is {download.limit}"
                 )
-            handle, name = tempfile.mkstemp(prefix=f".{download.file}.", dir=folder)
-            partial = Path(name)
+            with uninterrupted():  # a file is there only if its name is known below
+                handle, name = tempfile.mkstemp(prefix=f".{download.file}.", dir=folder)
+                partial = Path(name)
             with os.fdopen(handle, "wb") as file:
                 done = 0
                 while chunk := answer.read(CHUNK):
+                    stop_if_requested()
                     done += len(chunk)
                     if done > download.limit:
                         raise DataError(
@@ -88,5 +91,6 @@ def fetch(download: Download, folder: Path) -> Path:
         ) from error
     finally:
         if partial is not None:
-            partial.unlink(missing_ok=True)
+            with uninterrupted():
+                partial.unlink(missing_ok=True)
     return target

@@ -11,7 +11,6 @@ from equipoise.engine.checkpoint import (
 )
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
-from equipoise.engine.interrupt import Interrupted
 from equipoise.engine.log import MetricLog, read_metrics
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress
@@ -30,7 +29,6 @@ __all__ = [
     "Checkpoints",
     "Evaluation",
     "Group",
-    "Interrupted",
     "Metric",
     "MetricLog",
     "OptimizerConfig",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.data import Dataset, Transform, batches
+from equipoise.core import interruption, stop_requested
+from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
@@ -63,11 +65,14 @@ def evaluate(
     transform: Transform | None = None,
     group: Group | None = None,
     precision: Precision = "float32",
+    on_batch: Callable[[], None] | None = None,
 ) -> Evaluation:
     """Score a model on a data set; its mode and its weights stay as they are.
 
     A sample with a solve that met NaN has no output, whatever the model returns in its place: it
     is scored as NaN, which is wrong, and left out of the loss.
+
+    A signal that `uninterrupted` puts off stops it between two batches, by `Interrupted`.
 
     Args:
         model: The model.
@@ -77,24 +82,33 @@ def evaluate(
         transform: What is done to each batch.
         group: The processes that score together; by default this one alone.
         precision: Of what autocast may run lower than float32.
+        on_batch: Called before each batch.
     """
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     solves, score, totals = SolveMonitor(model), task.score(), Totals(task)
     # Samples, those that missed the tolerance, and those whose output is not finite.
     counted = torch.zeros(3, dtype=torch.float64)
+    # Some processes may have one batch more: they agree to stop where all of them have one.
+    common = batch_count(dataset, batch, shuffle=False, rank=group.world - 1, world=group.world)
     training = model.training
     model.eval()
     try:
         with torch.no_grad(), solves.listening():
-            for x, y in batches(
-                dataset,
-                batch,
-                shuffle=False,
-                transform=transform,
-                rank=group.rank,
-                world=group.world,
+            for number, (x, y) in enumerate(
+                batches(
+                    dataset,
+                    batch,
+                    shuffle=False,
+                    transform=transform,
+                    rank=group.rank,
+                    world=group.world,
+                )
             ):
+                if number < common and group.any(stop_requested()):
+                    raise interruption()
+                if on_batch is not None:
+                    on_batch()
                 solves.clear()
                 with autocast(device, precision):
                     output = model(x.to(device))

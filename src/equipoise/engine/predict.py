@@ -15,7 +15,7 @@ from typing import TextIO
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import SettingError, require_count, write_atomically
+from equipoise.core import SettingError, require_count, stop_if_requested, write_atomically
 from equipoise.data import AddNoise, Compose, DataError, Transform
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Answer, FileAnswer, Task, finite_samples
@@ -89,6 +89,7 @@ def predict(
     model.to(device)
     solves, training = SolveMonitor(model), model.training
     for names, x in _batches(inputs, batch):
+        stop_if_requested()
         model.eval()
         try:
             # Not around the yield, whose consumer is somebody else's code.

@@ -46,6 +46,7 @@ class RunFolder:
         self._settings, self._identity = settings, dict(identity)
         self._checkpoints = Checkpoints(path / "checkpoints") if path else None
         self._saved_at = time.monotonic()
+        self._saved = (-1, -1)  # the step and the epoch of the last checkpoint
 
     def open_log(self) -> MetricLog:
         """Return the log, cut back to where the state is."""
@@ -83,15 +84,16 @@ class RunFolder:
         return late or bool(every and self.state.position.step % every == 0)
 
     def save(self, log: MetricLog, seconds: float) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint, unless the last one is of this very moment.
 
         Args:
             log: The log, which is brought to the disk first.
             seconds: Time that the run has taken.
         """
-        if self._checkpoints is None:
-            return
         position = self.state.position
+        now = position.step, position.epoch
+        if self._checkpoints is None or self._saved == now:
+            return
         if self.group.is_main:
             log.sync()
             position.log = log.position
@@ -101,6 +103,7 @@ class RunFolder:
             self._checkpoints.save(
                 position.step, tensors, {"position": values, "run": self._identity}
             )
+        self._saved = now
         self.start_clock()
 
     def restore(self, *, resume: bool) -> None:
@@ -136,6 +139,7 @@ class RunFolder:
             if self.group.is_main:
                 # As the run would have, had it not been killed after it wrote the last one.
                 self._checkpoints.prune(stored.step)
+            self._saved = self.state.position.step, self.state.position.epoch
         step = float(self.state.position.step)
         if self.group.any(self.group.max(step) != step):
             raise SourceError(

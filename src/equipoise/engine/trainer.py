@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import ExitStack, nullcontext
 from enum import IntEnum
@@ -12,11 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import ConvergenceError, SettingError, flush_denormals
+from equipoise.core import (
+    ConvergenceError,
+    Interrupted,
+    SettingError,
+    flush_denormals,
+    interruptible,
+    interruption,
+    stop_requested,
+    uninterrupted,
+)
 from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
-from equipoise.engine.interrupt import Interrupted, interruptible
 from equipoise.engine.log import MetricLog, require_tensorboard
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress, shown_by
@@ -173,22 +180,25 @@ class Trainer:
             stack.enter_context(self.progress)
             stack.enter_context(shown_by(self.progress))
             stack.enter_context(self.solves.listening())
-            interrupted = stack.enter_context(interruptible())
+            stack.enter_context(interruptible())
+            stack.enter_context(uninterrupted())
             self.progress.start(settings.epochs, self.steps, position.step, self._title())
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
             while position.epoch < settings.epochs and not (
                 settings.patience and position.waited >= settings.patience
             ):
-                self._train_epoch(log, interrupted)
+                self._train_epoch(log)
+                # An evaluation may take long; a run that is stopped there makes it when resumed.
+                self.store.save(log, self._elapsed())
                 self._end_epoch(log)
                 self.store.save(log, self._elapsed())
-                if group.any(interrupted.is_set()) and position.epoch < settings.epochs:
+                if position.epoch < settings.epochs and group.any(stop_requested()):
                     raise self._interrupted()
             self.state.finish()
             return self._summary()
 
-    def _train_epoch(self, log: MetricLog, interrupted: threading.Event) -> None:
+    def _train_epoch(self, log: MetricLog) -> None:
         """Make the steps of the present epoch that are not made yet."""
         settings, position, group = self.settings, self.position, self.group
         samples, busy = 0, 0.0  # since the last line of metrics
@@ -217,17 +227,17 @@ class Trainer:
                     f"{position.skipped_in_a_row} steps in a row were skipped, up to step "
                     f"{position.step}: {self.stepper.skip_reason}"
                 )
-            wish = self._wish(stop=interrupted.is_set())
+            wish = self._wish()
             if wish is not Wish.CONTINUE:
                 self.store.save(log, self._elapsed())
-            if wish is Wish.STOP:
-                raise self._interrupted()
+                if wish is Wish.STOP or group.any(stop_requested()):
+                    raise self._interrupted()
             batch_start = time.monotonic()
 
-    def _wish(self, *, stop: bool) -> Wish:
+    def _wish(self) -> Wish:
         """Return what all processes do after this step: they must agree."""
         own = Wish.CONTINUE
-        if stop:
+        if stop_requested():
             own = Wish.STOP
         elif self.group.is_main and self.store.save_is_due():
             own = Wish.SAVE
@@ -253,7 +263,7 @@ class Trainer:
             if self.folder
             else "nothing was kept, since it has no folder"
         )
-        return Interrupted(f"the run was interrupted at step {self.position.step}; {kept}")
+        return interruption(f"the run was interrupted at step {self.position.step}; {kept}")
 
     def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
@@ -368,15 +378,18 @@ class Trainer:
         """
         settings, cpu = self.settings, self.group.device.type == "cpu"
         with flush_denormals() if settings.flush_denormals and cpu else nullcontext():
-            return evaluate(
-                self.model,
-                self.task,
-                dataset,
-                batch=settings.evaluate_batch,
-                transform=self.test_transform,
-                group=self.group,
-                precision=settings.precision,
-            )
+            try:
+                return evaluate(
+                    self.model,
+                    self.task,
+                    dataset,
+                    batch=settings.evaluate_batch,
+                    transform=self.test_transform,
+                    group=self.group,
+                    precision=settings.precision,
+                )
+            except Interrupted as error:
+                raise self._interrupted() from error
 
     def _summary(self) -> Summary:
         position, line = self.position, self.state.past.line()

@@ -23,7 +23,9 @@ from equipoise.core import (
     ConvergenceError,
     SettingError,
     SourceError,
+    interruptible,
     remove_partials,
+    uninterrupted,
     write_atomically,
 )
 from equipoise.engine import (
@@ -73,7 +75,7 @@ def train_run(
     require_model("model.name", config.model.name)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    with _group(config) as group:
+    with interruptible(), _group(config) as group:
         resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
         samples = _load(group, config.data)
         config = resolve(config, samples.train)
@@ -100,15 +102,16 @@ def train_run(
         )
         _prepare(group, folder, config, resume=resume)
         try:
-            summary = trainer.fit(resume=resume)
+            with uninterrupted():  # since processes that train together stop together
+                summary = trainer.fit(resume=resume)
+                if trainer.held_out:
+                    scores = trainer.evaluate(samples.test)
+                    matrix = None if scores.confusion is None else scores.confusion.tolist()
+                    summary = replace(summary, test=scores.to_dict(), confusion=matrix)
         except ConvergenceError:
             if group.is_main:
                 _show(folder)  # what led to it is there to be seen
             raise
-        if trainer.held_out:
-            scores = trainer.evaluate(samples.test)
-            matrix = None if scores.confusion is None else scores.confusion.tolist()
-            summary = replace(summary, test=scores.to_dict(), confusion=matrix)
         if group.is_main:
             write_json(folder / "summary.json", summary.to_dict())
             _show(folder)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.analysis import certify, objective
-from equipoise.core import SourceError, write_atomically
+from equipoise.core import SourceError, stop_if_requested, write_atomically
 from equipoise.data import DataError, Dataset
 from equipoise.engine import read_metrics
 from equipoise.layers import Equilibrium
@@ -89,6 +89,7 @@ def _solves(run: Run, samples: Dataset) -> list[SolvePath]:
 
 
 def _solve(layer: Equilibrium, features: Tensor) -> SolvePath:
+    stop_if_requested()
     exact = Equilibrium(
         layer.cell, "fixed_point", tolerance=EXACT, max_steps=500, on_failure="ignore"
     )
@@ -139,6 +140,7 @@ def _shown_samples(run: Run, samples: Dataset) -> list[ShownSample]:
     count = min(run.task.shown_samples, len(samples))
     shown = []
     for number in range(0, len(samples), len(samples) // count)[:count] if count else ():
+        stop_if_requested()
         x, target = _sample(run, samples, number)
         with torch.no_grad():
             output = run.model(x).cpu()

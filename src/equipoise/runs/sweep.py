@@ -8,13 +8,14 @@ import itertools
 import json
 import math
 import re
+import signal
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from importlib import import_module
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,7 @@ from equipoise.core import (
     ConvergenceWarning,
     SourceError,
     choose,
+    interruptible,
     require_count,
     write_atomically,
 )
@@ -162,6 +164,17 @@ def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
         return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
 
 
+def _train_spawned(config: Config, folder: Path, threads: int) -> dict[str, Any]:
+    """Train in a process of this sweep, which alone passes signals on.
+
+    Ctrl-C in a terminal tells all processes at once: heard by the run too, it would be its first
+    signal and the sweep's SIGTERM its second, which stops without a checkpoint.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with interruptible([signal.SIGTERM]):
+        return _train(config, folder, threads)
+
+
 def _run_local(
     calls: Sequence[tuple[Config, Path, int]], jobs: int
 ) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -173,7 +186,7 @@ def _run_local(
                 # A pool for each, so that one that dies takes no other with it; spawned, because
                 # threads do not survive a fork.
                 executor = ProcessPoolExecutor(1, get_context("spawn"))
-                running[executor.submit(_train, *call)] = call[1], executor
+                running[executor.submit(_train_spawned, *call)] = call[1], executor
             if not running:
                 return
             done = next(as_completed(running))
@@ -192,6 +205,9 @@ def _run_local(
             else:
                 yield run, done.result()
     finally:
+        if running:  # told to stop: each run writes a checkpoint first
+            for child in active_children():
+                child.terminate()
         for _, executor in running.values():
             executor.shutdown(cancel_futures=True)
 
