@@ -174,7 +174,7 @@ def test_disk_that_is_read_only_is_told_and_left_alone(
     assert train(folder.with_name("new")) == 2
     told(capsys, folder.with_name("new"), "Read-only file system")
     assert resume(folder) == 2
-    told(capsys, folder / "metrics.jsonl", "Read-only file system")
+    told(capsys, folder / "run.lock", "Read-only file system")
     disk("remount,rw")
     assert resume(folder) == 0
     assert_same_runs(folder, whole)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from equipoise.core import SourceError
 from equipoise.engine.batchnorm import gather, synchronize
 
 __all__ = ["Group"]
@@ -160,6 +163,24 @@ class Group:
                 "Group.broadcast_text.text must be a text in the main process; got None."
             )
         return box[0]
+
+    def on_main(self, source: Path, work: Callable[[], object]) -> None:
+        """Let the main process do something; all raise if it could not.
+
+        Args:
+            source: What it is done to, for the messages of the others.
+            work: What to do.
+        """
+        error: Exception | None = None
+        if self.is_main:
+            try:
+                work()
+            except (ValueError, OSError) as caught:
+                error = caught
+        reason = error.reason if isinstance(error, SourceError) else str(error or "")
+        reason = self.broadcast_text(reason)
+        if error or reason:
+            raise error or SourceError(source, reason)
 
     def barrier(self) -> None:
         """Wait until all processes are here."""

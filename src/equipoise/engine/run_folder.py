@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from equipoise.core import SettingError, SourceError
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
 from equipoise.engine.distributed import Group
 from equipoise.engine.log import MetricLog
+from equipoise.engine.run_lock import RunLock
 from equipoise.engine.run_state import RunState
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 
@@ -46,7 +48,31 @@ class RunFolder:
         self._settings, self._identity = settings, dict(identity)
         self._checkpoints = Checkpoints(path / "checkpoints") if path else None
         self._saved_at = time.monotonic()
+        self._lock: RunLock | None = None
         self._saved = (-1, -1)  # the step and the epoch of the last checkpoint
+
+    @contextmanager
+    def hold(self) -> Iterator[RunLock | None]:
+        """Let no other process train this run meanwhile; may be nested."""
+        if self.path is None or self._lock is not None:
+            yield self._lock
+            return
+        with ExitStack() as stack:
+            self.group.on_main(self.path, lambda: self._take(stack))
+            try:
+                yield self._lock
+            finally:
+                self._lock = None
+
+    def _take(self, stack: ExitStack) -> None:
+        assert self.path is not None
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = stack.enter_context(RunLock(self.path))
+
+    def refresh(self) -> None:
+        """Show other hosts that the run is alive; costs nothing if called often."""
+        if self._lock is not None:
+            self._lock.refresh()
 
     def open_log(self) -> MetricLog:
         """Return the log, cut back to where the state is."""

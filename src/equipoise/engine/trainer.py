@@ -172,6 +172,7 @@ class Trainer:
             if settings.flush_denormals and group.device.type == "cpu":
                 stack.enter_context(flush_denormals())
             torch.manual_seed(settings.seed + group.rank)
+            stack.enter_context(self.store.hold())
             self.store.restore(resume=resume)
             # State is in place before anything is wrapped or differentiated: later, copies of it
             # would go their own ways.
@@ -237,6 +238,7 @@ class Trainer:
     def _wish(self) -> Wish:
         """Return what all processes do after this step: they must agree."""
         own = Wish.CONTINUE
+        self.store.refresh()
         if stop_requested():
             own = Wish.STOP
         elif self.group.is_main and self.store.save_is_due():
@@ -387,6 +389,7 @@ class Trainer:
                     transform=self.test_transform,
                     group=self.group,
                     precision=settings.precision,
+                    on_batch=self.store.refresh,
                 )
             except Interrupted as error:
                 raise self._interrupted() from error

@@ -28,6 +28,7 @@ from equipoise.core import (
     uninterrupted,
     write_atomically,
 )
+from equipoise.data import Dataset
 from equipoise.engine import (
     Group,
     Summary,
@@ -36,6 +37,7 @@ from equipoise.engine import (
     make_task,
 )
 from equipoise.engine.log import finite
+from equipoise.engine.run_lock import LOCK_FILE
 from equipoise.models import require_model
 from equipoise.runs.build import (
     Samples,
@@ -100,22 +102,34 @@ def train_run(
             group=group,
             progress=make_progress(quiet=quiet or not group.is_main),
         )
-        _prepare(group, folder, config, resume=resume)
-        try:
-            with uninterrupted():  # since processes that train together stop together
-                summary = trainer.fit(resume=resume)
-                if trainer.held_out:
-                    scores = trainer.evaluate(samples.test)
-                    matrix = None if scores.confusion is None else scores.confusion.tolist()
-                    summary = replace(summary, test=scores.to_dict(), confusion=matrix)
-        except ConvergenceError:
-            if group.is_main:
-                _show(folder)  # what led to it is there to be seen
-            raise
-        if group.is_main:
-            write_json(folder / "summary.json", summary.to_dict())
-            _show(folder)
-        return summary
+        group.on_main(folder, lambda: _check_folder(folder, resume=resume))
+        with trainer.store.hold() as lock:
+            if lock is not None and lock.left_by is not None:
+                trainer.progress.note(f"{folder} was left by {lock.left_by}, which is gone")
+            group.on_main(
+                folder,
+                lambda: _write_beginning(folder, config, resume=resume, world=group.world),
+            )
+            return _train(trainer, samples.test, folder, resume=resume)
+
+
+def _train(trainer: Trainer, test: Dataset, folder: Path, *, resume: bool) -> Summary:
+    """Train, score the test samples if others were watched, and write what came out."""
+    try:
+        with uninterrupted():  # since processes that train together stop together
+            summary = trainer.fit(resume=resume)
+            if trainer.held_out:
+                scores = trainer.evaluate(test)
+                matrix = None if scores.confusion is None else scores.confusion.tolist()
+                summary = replace(summary, test=scores.to_dict(), confusion=matrix)
+    except ConvergenceError:
+        if trainer.group.is_main:
+            _show(folder)  # what led to it is there to be seen
+        raise
+    if trainer.group.is_main:
+        write_json(folder / "summary.json", summary.to_dict())
+        _show(folder)
+    return summary
 
 
 def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
@@ -177,39 +191,32 @@ def _group(config: Config) -> Iterator[Group]:
         group.close()
 
 
-def _prepare(group: Group, folder: Path, config: Config, *, resume: bool) -> None:
-    """Let the main process make the folder and write the config; all raise if it could not."""
-    error: Exception | None = None
-    if group.is_main:
-        try:
-            _write_beginning(folder, config, resume=resume, world=group.world)
-        except (ValueError, OSError) as caught:
-            error = caught
-    reason = error.reason if isinstance(error, SourceError) else str(error or "")
-    reason = group.broadcast_text(reason)
-    if error or reason:
-        raise error or SourceError(folder, reason)
+def _check_folder(folder: Path, *, resume: bool) -> None:
+    """Raise unless a folder holds this run or nothing; a lock or a partial file is nothing."""
+    if folder.exists() and not folder.is_dir():
+        raise SourceError(folder, "must be a folder; it is a file.")
+    if (folder / "config.toml").exists():
+        if not resume:
+            raise SourceError(
+                folder, f"already holds a run. Resume it with: equipoise resume {folder}"
+            )
+    elif folder.exists() and any(
+        path.name != LOCK_FILE and not path.name.endswith(".partial") for path in folder.iterdir()
+    ):
+        raise SourceError(folder, "must be new or empty; it holds other files.")
 
 
 def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise SourceError(folder, "must be a folder; it is a file.")
+    _check_folder(folder, resume=resume)  # again, since nobody else writes here any more
     here = (folder / "config.toml").exists()
-    if here and not resume:
-        raise SourceError(folder, f"already holds a run. Resume it with: equipoise resume {folder}")
-    if here:
-        kept = load_config(folder)
-        if not same_run(kept, config):
-            raise SourceError(
-                folder,
-                "holds a run with another config. Choose another folder, or resume that run with: "
-                f"equipoise resume {folder}",
-            )
+    if here and not same_run(load_config(folder), config):
+        raise SourceError(
+            folder,
+            "holds a run with another config. Choose another folder, or resume that run with: "
+            f"equipoise resume {folder}",
+        )
     remove_partials(folder)
     if not here:
-        if folder.exists() and any(folder.iterdir()):
-            raise SourceError(folder, "must be new or empty; it holds other files.")
-        folder.mkdir(parents=True, exist_ok=True)
         # First of all, since a folder that holds it is a run's: a run that is killed any later can
         # be resumed.
         write_atomically(folder / "config.toml", dump_config(config))
