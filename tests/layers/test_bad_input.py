@@ -497,7 +497,7 @@ def test_batch_normalisation_needs_a_coupled_cell() -> None:
     x = torch.randn(5, 3, dtype=FLOAT)
     layer = Equilibrium(Normed())
     with pytest.raises(
-        ValueError, match=r"^Normed.coupled must be True for batch normalisation in training mode"
+        ValueError, match=r"^Normed.coupled must be True for a step with batch normalisation in "
     ):
         layer(x)
     assert layer.eval()(x).shape == (5, 4)

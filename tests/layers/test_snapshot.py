@@ -284,3 +284,136 @@ def test_what_a_step_keeps_on_itself_stays_after_a_solve() -> None:
     layer = Equilibrium(Counting())
     layer(torch.randn(5, 3, dtype=FLOAT, requires_grad=True)).sum().backward()
     assert layer.cell.steps == int(layer.last.evaluations.max())
+
+
+# what a step may use
+
+
+class InjectNormCell(TanhCell):
+    """Normalises its input by the statistics of the batch, and its state not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, dtype=FLOAT)
+        self.used = False
+
+    def inject(self, x: Tensor) -> Tensor:
+        return self.norm(super().inject(x))
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        z = super().step(z, context)
+        return self.norm(z) if self.used else z
+
+
+def test_batch_norm_in_the_injection_is_allowed() -> None:
+    layer = Equilibrium(InjectNormCell(), tolerance=1e-12)
+    x = torch.randn(8, 3, dtype=FLOAT, requires_grad=True)
+    for mode in (True, False):
+        layer.train(mode)
+        weights = [x, *layer.parameters()]
+        found = torch.autograd.grad(layer(x).square().sum(), weights)
+        wanted = torch.autograd.grad(unroll(layer.cell, x).square().sum(), weights)
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+    assert layer.cell.norm.num_batches_tracked == 2  # ours and the unrolled one's
+    assert "forward" not in vars(layer.cell.norm)
+
+
+def test_batch_norm_in_the_step_is_refused_in_training_mode_only() -> None:
+    layer = Equilibrium(InjectNormCell(), on_failure="ignore")
+    layer.cell.used = True
+    x = torch.randn(8, 3, dtype=FLOAT)
+    sentence = r"^InjectNormCell.coupled must be True for a step with batch normalisation"
+    with pytest.raises(ValueError, match=sentence):
+        layer(x)
+    layer.eval()(x)
+
+
+class AdaptedCell(TanhCell):
+    """Has an adapter that it does not know as its own, and that can be switched on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = [nn.Parameter(0.1 * torch.randn(4, dtype=FLOAT))]
+        self.on = False
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return super().step(z, context + self.adapters[0] if self.on else context)
+
+
+UNTRACKED = r"^AdaptedCell.step must use trainable tensors through its attributes or its context"
+
+
+def test_adapter_that_is_switched_on_later_is_refused_in_backward() -> None:
+    layer = Equilibrium(AdaptedCell())
+    x = torch.randn(5, 3, dtype=FLOAT, requires_grad=True)
+    layer(x).sum().backward()
+    layer.cell.on = True
+    z = layer(x)
+    with pytest.raises(ValueError, match=UNTRACKED):
+        z.sum().backward()
+
+
+def test_adapter_of_a_frozen_cell_is_refused_in_forward() -> None:
+    layer = Equilibrium(AdaptedCell())
+    layer.requires_grad_(False)
+    x = torch.randn(5, 3, dtype=FLOAT)
+    assert not layer(x).requires_grad
+    layer.cell.on = True
+    with pytest.raises(ValueError, match=UNTRACKED):
+        layer(x)
+    with torch.no_grad():
+        layer(x)
+    layer.cell.adapters[0].requires_grad_(False)
+    evaluations = layer(x) is not None and layer.last.evaluations
+    with torch.no_grad():
+        layer(x)
+    assert torch.equal(layer.last.evaluations, evaluations)
+
+
+def test_lazy_modules_get_their_sizes_from_the_first_solve() -> None:
+    class Lazy(TanhCell):
+        def __init__(self) -> None:
+            super().__init__()
+            self.U = nn.LazyLinear(4, dtype=FLOAT)
+            self.inner = nn.LazyLinear(4, dtype=FLOAT)
+            self.head = nn.LazyLinear(2, dtype=FLOAT)
+
+        def step(self, z: Tensor, context: Tensor) -> Tensor:
+            return torch.tanh(0.2 * self.inner(z) + context)
+
+        def readout(self, z: Tensor, context: Tensor) -> Tensor:
+            return self.head(z)
+
+    layer = Equilibrium(Lazy(), tolerance=1e-12)
+    x = torch.randn(5, 3, dtype=FLOAT, requires_grad=True)
+    assert layer(x).shape == (5, 2)
+    weights = [x, *layer.cell.inner.parameters(), *layer.cell.U.parameters()]
+    found = torch.autograd.grad(layer(x).square().sum(), weights)
+    exact = layer.cell.head(unroll(layer.cell, x)).square().sum()
+    torch.testing.assert_close(found, torch.autograd.grad(exact, weights), rtol=1e-8, atol=1e-10)
+
+
+def test_weights_written_to_while_a_step_runs_are_called_so() -> None:
+    class Trained(TanhCell):
+        def step(self, z: Tensor, context: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.W.mul_(0.99)  # as another thread's optimiser would
+            return super().step(z, context)
+
+    with pytest.raises(ValueError, match=r"^Weights must not change while a step runs; got one"):
+        Equilibrium(Trained())(torch.randn(5, 3, dtype=FLOAT))
+
+
+def test_buffers_of_an_ensemble_are_solved_by_vmap() -> None:
+    layers = [Equilibrium(SettingsCell(), tolerance=1e-12) for _ in range(3)]
+    for number, layer in enumerate(layers):
+        layer.cell.offset += number
+    weights, buffers = torch.func.stack_module_state(layers)
+    x = torch.randn(5, 3, dtype=FLOAT)
+
+    def call(weights: Any, buffers: Any) -> Tensor:
+        return torch.func.functional_call(layers[0], (weights, buffers), (x,))
+
+    together = torch.func.vmap(call)(weights, buffers)
+    apart = torch.stack([layer(x) for layer in layers])
+    torch.testing.assert_close(together, apart, rtol=1e-9, atol=1e-11)

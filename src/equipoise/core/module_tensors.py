@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import cast
 
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from equipoise.core.module_copy import copy_modules
 
 __all__ = ["ModuleTensors", "find_untracked_tensor"]
+
+LAZY: tuple[type, ...] = (UninitializedParameter, UninitializedBuffer)
 
 
 class ModuleTensors:
@@ -24,18 +27,21 @@ class ModuleTensors:
 
     Attributes:
         module: The module.
+        modules: The module and its children, each once.
         tensors: The tensors.
         buffers: Indices of those that are buffers.
         drifts: Whether the module, when it was frozen, had just written to its buffers.
+        lazy: Whether there are parameters without shape yet, which are not listed.
     """
 
     drifts = False
+    lazy = False
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.tensors: list[Tensor] = []
         self.buffers: set[int] = set()
-        self._modules = _tree(module)
+        self.modules = _tree(module)
         self._constants: list[Tensor] = []
         seen: dict[int, int] = {}
 
@@ -45,12 +51,14 @@ class ModuleTensors:
                 self.tensors.append(tensor)
             return index
 
-        for child in self._modules:
+        for child in self.modules:
             for parameter in child._parameters.values():
-                if parameter is not None:
+                if type(parameter) in LAZY:
+                    self.lazy = True
+                elif parameter is not None:
                     add(parameter)
             for buffer in child._buffers.values():
-                if buffer is not None:
+                if buffer is not None and type(buffer) not in LAZY:
                     self.buffers.add(add(buffer))
             for tensor in _plain_tensors(child).values():
                 if tensor.requires_grad:
@@ -67,11 +75,12 @@ class ModuleTensors:
         """Return a private copy of the module as it is now, with `tensors` for the listed ones."""
         pairs = zip(self.tensors, tensors, strict=True)
         made = ModuleTensors.__new__(ModuleTensors)
-        made._modules = copy_modules(
-            self._modules, {id(own): other for own, other in pairs if own is not other}
+        made.modules = copy_modules(
+            self.modules, {id(own): other for own, other in pairs if own is not other}
         )
-        made.module, made.tensors, made.buffers = made._modules[0], list(tensors), self.buffers
-        made._constants, made._versions = self._constants, []
+        made.module, made.tensors, made.buffers = made.modules[0], list(tensors), self.buffers
+        made._constants = self._constants
+        made._versions = _versions(made.tensors[index] for index in made.buffers)
         return made
 
     def freeze(self) -> ModuleTensors:
@@ -81,7 +90,7 @@ class ModuleTensors:
         statistics are) are copied too, because they will be written to again.
         """
         written = {id(tensor) for tensor in _written(self._versions)}
-        for child in self._modules if written else ():
+        for child in self.modules if written else ():
             # Batch normalisation counts its writes to one buffer, not those to the others.
             own = {id(buffer) for buffer in child._buffers.values() if buffer is not None}
             written |= set() if written.isdisjoint(own) else own
@@ -138,8 +147,9 @@ def find_untracked_tensor(recorded: Tensor, known: Sequence[Tensor]) -> Tensor |
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
+        edges = node.next_functions
+        todo += [edge for edge, _ in edges]
+        leaf = None if edges else getattr(node, "variable", None)
         if leaf is not None and id(leaf) not in familiar:
             return cast(Tensor, leaf)
-        todo.extend(edge for edge, _ in node.next_functions)
     return None

@@ -11,9 +11,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.core.registry import Registry
+from equipoise.core.tree import shares_memory
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.policy import Direction, OnFailure, SolveLog
-from equipoise.solvers.problem import Equation, Problem
+from equipoise.solvers.problem import Equation, MapProblem, Problem
 from equipoise.solvers.protocol import Solution, Solver, Stop
 from equipoise.solvers.solve import unpack_solution
 
@@ -77,13 +78,26 @@ class Plan:
                 check=lambda: self.check_due("forward", z0),
             )
             self.kept = flat.states or []
-        # Cloned, because the caller may write to the layer's output.
-        own = replace(flat, value=flat.value.clone())
-        self.solution = unpack_solution(own, self.equation.layout)
+        value: Tensor = flat.value
+        flat.value = value.clone()  # the caller may write to the layer's output
+        self.solution = unpack_solution(flat, self.equation.layout)
         self.members += 1
         self.log.add("forward", self.solution, self.on_failure)
-        value: Tensor = flat.value
         return value
+
+    def find(self, z0: Tensor, args: Sequence[Tensor], *, inspect: bool = False) -> Tensor:
+        """Return the solution from `z0` without connecting it to `args`, in memory of its own.
+
+        Args:
+            z0: The start.
+            args: The arguments, which no transform is at work on.
+            inspect: Whether to refuse trainable tensors, of which the result would know nothing.
+        """
+        z0, problem = z0.detach(), MapProblem(self.equation, args)
+        if inspect:
+            problem.inspect_first(lambda value: self.inspect(value, ()))
+        value = self.solve(problem, z0)
+        return value.clone() if shares_memory(value, (z0, *args)) else value
 
     def check_due(self, direction: Direction, z: Tensor) -> bool:
         """Return whether it is time to check that the samples of a solve are independent."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.transforms import full_precision, is_wrapped
-from equipoise.core.tree import row_norm, shares_memory
+from equipoise.core.transforms import full_precision, is_transformed, is_wrapped
+from equipoise.core.tree import row_norm, shares_memory, to_numpy
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.solvers.auto import pick_adjoint, solve_adjoint
@@ -64,6 +65,9 @@ class Implicit(Gradient):
             require_count("Implicit.max_steps", self.max_steps)
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
+        recording = torch.is_grad_enabled()
+        if not (recording and any(arg.requires_grad for arg in args)) and not is_transformed(*args):
+            return plan.find(z0, args, inspect=recording)
         return _Task(plan, self, MapProblem(plan.equation, args)).find(z0)
 
 
@@ -77,7 +81,7 @@ class _Task:
         problem: The problem.
         recording: Whether derivatives may be asked for.
         solved: The problem as it was solved, once it is.
-        converged: Which samples of the forward problem converged.
+        status: How the samples of the forward problem ended.
     """
 
     plan: Plan
@@ -85,7 +89,7 @@ class _Task:
     problem: Problem
     recording: bool = False
     solved: Problem | None = None
-    converged: Tensor | None = None
+    status: Tensor | None = None
 
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
@@ -100,10 +104,10 @@ class _Task:
     def freeze(self) -> _Task:
         """Return the task for its derivatives: what the step read is what they will use."""
         problem, solution = (self.solved or self.problem).freeze(), self.plan.solution
-        converged = None
+        status = None
         if solution is not None and not isinstance(problem, LinearProblem):
-            converged = solution.converged
-        return _Task(self.plan, self.settings, problem, True, None, converged)
+            status = solution.status
+        return _Task(self.plan, self.settings, problem, True, None, status)
 
     def refuse_change(self, z: Tensor, value: Tensor) -> None:
         """Raise unless samples that had converged are still equilibria of the step.
@@ -114,19 +118,18 @@ class _Task:
             z: The solution.
             value: The step at it, evaluated anew.
         """
-        if self.converged is None or not z.numel():
+        if self.status is None or not z.numel():
             return
-        residual, scale = row_norm(value - z), row_norm(value)
-        rounding = ROUNDING * torch.finfo(z.dtype).eps
-        allowed = SLACK * self.plan.stop.target(scale) + rounding * scale
+        residual, scale = to_numpy(row_norm(value - z)), to_numpy(row_norm(value))
+        allowed = SLACK * self.plan.stop.target(scale) + ROUNDING * torch.finfo(z.dtype).eps * scale
         if self.problem.drifts:
-            allowed = torch.maximum(allowed, DRIFT * scale)
-        moved = self.converged & ~(residual <= allowed)
-        if bool(moved.any()):
+            allowed = np.maximum(allowed, DRIFT * scale)
+        moved = ~(residual <= allowed)
+        if moved.any() and (moved := moved & (to_numpy(self.status) == Status.CONVERGED)).any():
             written = self.problem.written()
             raise RuntimeError(
                 "The step must read in backward what it read in forward; got a residual of "
-                f"{(residual / scale)[moved].max():.1e} at a solution that had converged to "
+                f"{np.max(residual[moved] / scale[moved]):.1e} at a solution that had converged to "
                 f"{self.plan.stop.tolerance:.0e}. "
                 + (
                     f"{' and '.join(map(repr, written))} changed in place in between: give the "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import cast
 
 import torch
@@ -17,7 +16,7 @@ from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.problem import Problem
 from equipoise.solvers.problem import Equation, Linearization
 
-__all__ = ["Cell", "CellEquation"]
+__all__ = ["Cell", "CellEquation", "forbid_batch_statistics"]
 
 
 class Cell(nn.Module):
@@ -144,7 +143,8 @@ class CellEquation(Equation):
     ) -> None:
         cell = cast(Cell, weights.module)
         self.cell = cell
-        self.weights = weights
+        self.module_tensors = weights
+        self.weight_count = len(weights.tensors)
         self.layout = layout
         self.context = context
         self.lower = lower
@@ -160,20 +160,21 @@ class CellEquation(Equation):
 
     def holding(self, args: Sequence[Tensor]) -> CellEquation:
         tensors = args[len(self.context.leaves) :]
-        if self.weights.matches(tensors):
+        if self.module_tensors.matches(tensors):
             return self
-        return self._with_weights(self.weights.bind(tensors))
+        return self._with_weights(self.module_tensors.bind(tensors))
 
     def freeze(self, args: Sequence[Tensor]) -> tuple[CellEquation, list[Tensor]]:
-        weights = self.weights.freeze()
+        weights = self.module_tensors.freeze()
         return self._with_weights(weights), [*args[: len(self.context.leaves)], *weights.tensors]
 
     def written(self) -> list[str]:
-        return self.weights.written()
+        return self.module_tensors.written()
 
     def _with_weights(self, weights: ModuleTensors) -> CellEquation:
-        made = copy(self)
-        made.weights, made.cell = weights, cast(Cell, weights.module)
+        made = object.__new__(CellEquation)
+        vars(made).update(vars(self))
+        made.module_tensors, made.cell = weights, cast(Cell, weights.module)
         made.drifts = weights.drifts
         return made
 
@@ -224,3 +225,32 @@ class CellEquation(Equation):
             else lambda rows: self._flatten(select_rows(rows)),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
         )
+
+
+def forbid_batch_statistics(weights: ModuleTensors) -> ModuleTensors:
+    """Return a copy of a cell whose step may not normalise by statistics of the batch.
+
+    That makes samples depend on each other, which only a coupled cell may. The cell itself is
+    returned if it has no such modules; its other methods may use those it has.
+    """
+    if not any(map(_normalises_by_the_batch, weights.modules)):
+        return weights
+    guarded = weights.bind(weights.tensors)
+    name = type(weights.module).__name__
+
+    def refuse(*_: Tensor) -> Tensor:
+        raise ValueError(
+            f"{name}.coupled must be True for a step with batch normalisation in training mode, "
+            "which makes samples depend on each other; got False. Set it, or use GroupNorm or "
+            "LayerNorm, or call eval()."
+        )
+
+    for module in filter(_normalises_by_the_batch, guarded.modules):
+        vars(module)["forward"] = refuse
+    return guarded
+
+
+def _normalises_by_the_batch(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+        module.training or not module.track_running_stats
+    )

@@ -16,7 +16,7 @@ from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
-from equipoise.layers.cell import Cell, CellEquation
+from equipoise.layers.cell import Cell, CellEquation, forbid_batch_statistics
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.options import CallOptions, Settings, resolve_options
 from equipoise.solvers.auto import pick_forward
@@ -86,7 +86,6 @@ class Equilibrium(nn.Module):
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
         self.eval_options = resolve_options("Equilibrium.eval_options", eval_options or {})
         self.solves = SolveLog(on_failure, "Equilibrium")
-        self._inspected = False
 
     @outside_graphs
     def forward(
@@ -217,10 +216,15 @@ class Equilibrium(nn.Module):
         states: tuple[int, ...] | None,
         settings: Settings,
     ) -> _Call:
-        self._refuse_coupling()
         layout = Layout(start, coupled=self.cell.coupled)
         check_context(structure, layout)
         weights = ModuleTensors(self.cell)
+        if weights.lazy:  # modules such as LazyLinear get their sizes from a first call
+            with torch.no_grad():
+                self.cell(start, structure.rebuild(structure.leaves))
+            weights = ModuleTensors(self.cell)
+        if not self.cell.coupled:
+            weights = forbid_batch_statistics(weights)
         bound = lipschitz_number(self.cell, self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(weights, layout, structure, lower),
@@ -252,23 +256,8 @@ class Equilibrium(nn.Module):
     def _begin(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> None:
         """Called before each solve, with what it is about to be done with."""
 
-    def _refuse_coupling(self) -> None:
-        """Refuse batch normalisation by batch statistics in a cell not declared as coupled."""
-        for module in () if self.cell.coupled else self.cell.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-                module.training or not module.track_running_stats
-            ):
-                raise ValueError(
-                    f"{type(self.cell).__name__}.coupled must be True for batch normalisation "
-                    "in training mode, which makes "
-                    "samples depend on each other; got False. Set it, or use GroupNorm or "
-                    "LayerNorm, or call eval()."
-                )
-
     def _inspect(self, recorded: Tensor, known: Sequence[Tensor]) -> None:
-        """Refuse, once, a step whose gradient would silently lack a tensor."""
-        if self._inspected:
-            return
+        """Refuse a step whose gradient would silently lack a tensor."""
         found = find_untracked_tensor(recorded, known)
         if found is not None:
             raise ValueError(
@@ -278,7 +267,6 @@ class Equilibrium(nn.Module):
                 "Make it a parameter, an attribute, or "
                 "part of inject's result."
             )
-        self._inspected = True
 
     def extra_repr(self) -> str:
         text = f"solver={self.solver or 'auto'}, gradient={self.gradient}, stop={self.stop}"

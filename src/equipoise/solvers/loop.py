@@ -110,6 +110,14 @@ def _drive(
         versions = [tensor._version for tensor in fixed]
         f = problem(z)
         if versions != [tensor._version for tensor in fixed]:
+            count = len(problem.args) - problem.weight_count
+            given = [z, *problem.args[:count]]
+            if versions[: len(given)] == [tensor._version for tensor in given]:
+                raise ValueError(
+                    "Weights must not change while a step runs; got one that was written to, by "
+                    "the step itself or by another thread. Threads that solve while another one "
+                    "trains need a copy of the layer."
+                )
             raise ValueError(
                 "A step must not change its state or context in place; got one that does. "
                 "Write z + 1, not z.add_(1)."

@@ -90,6 +90,7 @@ class Equation(ABC):
 
     Attributes:
         rows: For each argument, whether its first axis is the batch.
+        weight_count: How many arguments, the last ones, are weights.
         symmetric: Whether the Jacobian in `z` is symmetric positive semidefinite.
         can_drop_rows: Whether samples may leave the batch.
         mutable_args: Indices of arguments that evaluating may write to.
@@ -101,6 +102,7 @@ class Equation(ABC):
     """
 
     rows: tuple[bool, ...] = ()
+    weight_count: int = 0
     mutable_args: frozenset[int] = frozenset()
     symmetric: bool = False
     can_drop_rows: bool = True
@@ -155,6 +157,7 @@ class Problem(ABC):
 
     Attributes:
         args: Every tensor that the map depends on, besides the state.
+        weight_count: How many of them, the last ones, are weights.
         mutable_args: Indices of arguments that evaluating may write to.
         symmetric: Whether the Jacobian is symmetric positive semidefinite.
         affine: Whether the map is affine.
@@ -168,6 +171,7 @@ class Problem(ABC):
     """
 
     args: Sequence[Tensor]
+    weight_count: int = 0
     mutable_args: frozenset[int] = frozenset()
     symmetric: bool = False
     affine: bool = False
@@ -247,6 +251,7 @@ class MapProblem(Problem):
     ) -> None:
         self.equation = equation
         self.args = args
+        self.weight_count = equation.weight_count
         self.mutable_args = equation.mutable_args
         self.symmetric = equation.symmetric
         self.can_drop_rows = equation.can_drop_rows
@@ -267,6 +272,22 @@ class MapProblem(Problem):
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
         return self._step(z)
+
+    def inspect_first(self, inspect: Callable[[Tensor], None]) -> None:
+        """Evaluate once with gradients enabled, at the next call, and show `inspect` the value.
+
+        That costs nothing where nothing requires a gradient.
+        """
+        step = self._step
+
+        def first(z: Tensor) -> Tensor:
+            self._step = step
+            with torch.enable_grad():
+                value = step(z.detach())
+            inspect(value)
+            return value.detach()
+
+        self._step = first
 
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
