@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import pickle
 
+import numpy as np
 import pytest
 
 from equipoise.core import (
@@ -141,3 +142,31 @@ def test_type_is_named_with_its_remedy() -> None:
     ) as caught:
         require_type("a", [], (int, str), "a number or text", "Write 3.")
     assert caught.value.value == []
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_whole_numbers_of_numpy_are_whole_numbers(kind: type) -> None:
+    require_count("a", kind(3), most=3)
+    require_whole("a", kind(0))
+    require_size("a", (kind(2), 3))
+    require_positive("a", kind(3))
+    with pytest.raises(SettingError, match=r"^a must be a whole number of at least 1; got "):
+        require_count("a", kind(0))
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16])
+def test_numbers_of_numpy_are_numbers(kind: type) -> None:
+    require_positive("a", kind(0.5))
+    require_finite("a", kind(0.5))
+    require_fraction("a", kind(0.5))
+    for value in (kind("nan"), kind("inf")):
+        with pytest.raises(SettingError):
+            require_finite("a", value)
+    with pytest.raises(SettingError):
+        require_count("a", kind(3.0))
+
+
+def test_booleans_of_numpy_are_no_numbers() -> None:
+    for check in (require_count, require_whole, require_positive, require_finite):
+        with pytest.raises(SettingError):
+            check("a", np.bool_(True))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import Literal
+from numbers import Integral, Real
+from typing import Literal, TypeGuard
 
 __all__ = [
     "SettingError",
@@ -63,7 +64,7 @@ def _restore(key: str, rule: str, value: object, remedy: str, got: str) -> Setti
 
 def require_positive(key: str, value: object, *, or_zero: bool = False, remedy: str = "") -> None:
     """Raise unless `value` is a finite number greater than 0, or 0 where that is allowed."""
-    if not (_is_number(value) and (0 < value < math.inf or (or_zero and value == 0))):  # type: ignore[operator]
+    if not (_is_number(value) and (0 < value < math.inf or (or_zero and value == 0))):
         raise SettingError(
             key, f"be {'zero or ' if or_zero else ''}a positive number", value, remedy
         )
@@ -71,7 +72,11 @@ def require_positive(key: str, value: object, *, or_zero: bool = False, remedy: 
 
 def require_finite(key: str, value: object) -> None:
     """Raise unless `value` is a finite number."""
-    if not (_is_number(value) and abs(value) <= sys.float_info.max):  # type: ignore[arg-type]
+    if _is_whole(value):
+        finite = abs(value) <= sys.float_info.max  # whole numbers may be beyond all floats
+    else:
+        finite = _is_number(value) and math.isfinite(value)
+    if not finite:
         raise SettingError(key, "be a finite number", value)
 
 
@@ -90,7 +95,7 @@ def require_size(key: str, value: object) -> None:
     if not (
         isinstance(value, tuple | list)
         and len(value) == 2
-        and all(type(side) is int and side >= 1 for side in value)
+        and all(_is_whole(side) and side >= 1 for side in value)
     ):
         raise SettingError(key, "be a pair (height, width) of whole numbers of at least 1", value)
 
@@ -111,8 +116,8 @@ def require_between(key: str, value: object, low: float, high: float, ends: Ends
         ends: Which of them count, as intervals are written: `[0, 1)` is `"[)"`.
     """
     if _is_number(value):
-        above = low <= value if ends[0] == "[" else low < value  # type: ignore[operator]
-        below = value <= high if ends[1] == "]" else value < high  # type: ignore[operator]
+        above = low <= value if ends[0] == "[" else low < value
+        below = value <= high if ends[1] == "]" else value < high
         if above and below:
             return
     raise SettingError(key, f"be in {ends[0]}{low:g}, {high:g}{ends[1]}", value)
@@ -140,17 +145,17 @@ def require_type(
         raise SettingError(key, f"be {name}", value, remedy, got=type(value).__name__)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    # NumPy's numbers are numbers, and its booleans are none.
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _require_integer(key: str, value: object, least: int, most: int | None) -> None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < least
-        or (most is not None and value > most)
-    ):
+    if not _is_whole(value) or value < least or (most is not None and value > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise SettingError(key, f"be a whole number {span}", value)
 

@@ -53,7 +53,9 @@ class Convolution(Operator):
                 f"Convolution.groups must divide both channel counts; got {groups} for "
                 f"{in_channels} and {out_channels}."
             )
-        height, width = (kernel_size, kernel_size) if isinstance(kernel_size, int) else kernel_size
+        height, width = (
+            kernel_size if isinstance(kernel_size, tuple | list) else (kernel_size, kernel_size)
+        )
         for side in (height, width):
             require_count("Convolution.kernel_size", side)
         self.padding = padding
