@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import namedtuple
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -80,15 +81,54 @@ def test_structure_of_nothing_has_no_leaves() -> None:
         assert structure.rebuild([]) == tree
 
 
-@pytest.mark.parametrize("value", [3, "text", 2.5, {1, 2}, object()])
+@pytest.mark.parametrize("value", [{1, 2}, object(), a])
 def test_structure_refuses_what_is_not_a_tree(value: object) -> None:
     kind = type(value).__name__
     sentence = (
-        rf"^Cell.inject must be a tensor or a tuple, list or dict of tensors; got a "
-        rf"{kind} inside it\.$"
+        r"^Cell.inject must be a tensor or a tuple, list or dict of tensors and constants; "
+        rf"got an? {kind} inside it\.$"
     )
     with pytest.raises(ValueError, match=sentence):
         Structure((a(2), value), "Cell.inject")
+
+
+CONSTANTS = [
+    3,
+    2.5,
+    True,
+    1j,
+    "text",
+    torch.Size([2, 3]),
+    torch.float32,
+    torch.device("cpu"),
+    np.int64(3),
+]
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_structure_keeps_constants_of_a_context(value: object) -> None:
+    structure = Structure({"x": (a(2), value), "y": value})
+    assert len(structure.leaves) == 1
+    again = structure.rebuild(structure.leaves)
+    assert again["x"][1] is value
+    assert again["y"] is value
+
+
+@pytest.mark.parametrize("value", CONSTANTS)
+def test_layout_refuses_constants_in_a_state(value: object) -> None:
+    kind = type(value).__name__
+    sentence = rf"of tensors; got an? {kind} inside it\. Constants belong to the context\.$"
+    layout = Layout((a(2), None))
+    if not isinstance(value, torch.Size):  # a tuple of whole numbers
+        with pytest.raises(ValueError, match=f"^The state must be a tensor .* {sentence}"):
+            Layout((a(2), value))
+        with pytest.raises(ValueError, match=f"^Cell.step must be a tensor .* {sentence}"):
+            layout.pack((a(2), value))
+
+
+def test_layout_refuses_a_sparse_state() -> None:
+    with pytest.raises(ValueError, match=r"^The state must be dense; got torch.sparse_coo\.$"):
+        Layout(torch.eye(2).to_sparse())
 
 
 # layouts

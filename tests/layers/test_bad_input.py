@@ -360,13 +360,13 @@ def test_context_must_be_batch_first() -> None:
         solve(lambda z, c: z * c, torch.zeros(5, 3), context=torch.tensor(0.5))
 
 
-def test_context_must_be_a_tree_of_tensors() -> None:
+def test_context_must_be_a_tree_of_tensors_and_constants() -> None:
     class Wrong(TanhCell):
         def inject(self, x: Tensor) -> Any:
-            return (x, "text")
+            return (x, {1, 2})
 
     with pytest.raises(
-        ValueError, match=r"^Cell.inject must be a tensor or a tuple, .*; got a str inside it\.$"
+        ValueError, match=r"^Cell.inject must be a tensor or a tuple, .*; got a set inside it\.$"
     ):
         Equilibrium(Wrong())(torch.randn(5, 3))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ __all__ = [
 ]
 
 Tree = Any
-"""One tensor, or tuples, lists and dictionaries of trees.
+"""One tensor, or tuples, lists and dictionaries of trees, and `None`.
 
-A context may also hold `None` and `Shared` leaves.
+A context may also hold `Shared` leaves, and constants: numbers, strings, `torch.Size`,
+`torch.dtype` and `torch.device`.
 """
 
 
@@ -37,6 +39,8 @@ REAL = {
     torch.complex128: torch.float64,
 }
 """What a state may be made of, and the real numbers of the same precision."""
+
+CONSTANT = (Number, str, torch.Size, torch.dtype, torch.device)
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,14 @@ class Structure:
     Args:
         tree: The tree to describe.
         owner: Who made it, for error messages.
+        constants: Whether it may hold constants, as contexts may.
     """
 
-    def __init__(self, tree: Tree, owner: str = "tree") -> None:
+    def __init__(self, tree: Tree, owner: str = "tree", *, constants: bool = True) -> None:
         self.leaves: list[Tensor] = []
         self.shared: list[bool] = []
         self._owner = owner
+        self._constants = constants
         self._build = self._describe(tree)
 
     def _describe(self, tree: Tree) -> Callable[[Sequence[Tensor]], Tree]:
@@ -70,8 +76,8 @@ class Structure:
             self.leaves.append(tree.tensor if isinstance(tree, Shared) else tree)
             self.shared.append(isinstance(tree, Shared))
             return lambda tensors: tensors[index]
-        if tree is None:
-            return lambda _: None
+        if tree is None or (self._constants and isinstance(tree, CONSTANT)):
+            return lambda _: tree
         if isinstance(tree, dict):
             # Leaves in the order of the keys, so that equal dictionaries have equal leaves however
             # they were filled.
@@ -85,9 +91,13 @@ class Structure:
             if hasattr(tree, "_fields"):
                 return lambda tensors: type(tree)(*(build(tensors) for build in parts))
             return lambda tensors: type(tree)([build(tensors) for build in parts])
+        kind = type(tree).__name__
+        constants, remedy = " and constants" if self._constants else "", ""
+        if not self._constants and isinstance(tree, CONSTANT):
+            remedy = " Constants belong to the context."
         raise ValueError(
-            f"{self._owner} must be a tensor or a tuple, list or dict of tensors; got a "
-            f"{type(tree).__name__} inside it."
+            f"{self._owner} must be a tensor or a tuple, list or dict of tensors{constants}; got "
+            f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} inside it.{remedy}"
         )
 
     def rebuild(self, tensors: Sequence[Tensor]) -> Tree:
@@ -121,7 +131,7 @@ class Layout:
     """
 
     def __init__(self, state: Tree, *, coupled: bool = False) -> None:
-        self._structure = Structure(state, "The state")
+        self._structure = Structure(state, "The state", constants=False)
         leaves = self._structure.leaves
         if not leaves or any(self._structure.shared):
             raise ValueError(
@@ -129,6 +139,8 @@ class Layout:
             )
         first = leaves[0]
         for leaf in leaves:
+            if leaf.layout is not torch.strided:
+                raise ValueError(f"The state must be dense; got {leaf.layout}.")
             if leaf.dtype not in REAL:
                 lower = leaf.dtype in (torch.float16, torch.bfloat16)
                 hint = " For lower precision use torch.autocast." if lower else ""
@@ -230,7 +242,7 @@ class Layout:
         return torch.cat(flat, dim=1).to(self.dtype)
 
     def _check_structure(self, state: Tree, owner: str) -> list[Tensor]:
-        found = Structure(state, owner)
+        found = Structure(state, owner, constants=False)
         same = len(found.leaves) == len(self._shapes) and _outline(state) == _outline(
             self._structure.rebuild(found.leaves)
         )
@@ -311,9 +323,12 @@ def to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether a tensor lies in the memory of one of the others."""
+    """Whether a tensor lies in the memory of one of the others, which may be sparse."""
     address = tensor.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == address for other in others)
+    return any(
+        other.layout is torch.strided and other.untyped_storage().data_ptr() == address
+        for other in others
+    )
 
 
 def row_norm(matrix: Tensor) -> Tensor:

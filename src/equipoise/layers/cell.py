@@ -45,7 +45,9 @@ class Cell(nn.Module):
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
 
-        Tensors that belong to the whole batch, such as normalised weights, go wrapped in `Shared`.
+        Tensors that belong to the whole batch, such as normalised weights or the sparse adjacency
+        matrix of one graph, go wrapped in `Shared`. Constants that the step needs, such as the
+        height and width of an image, go as they are: numbers, strings, `None`, `torch.Size`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define inject(x).")  # abstract
 

@@ -164,9 +164,8 @@ class Equilibrium(nn.Module):
         settings = self._settings(options)
         asked = None if states is None else _checked_states(states, settings)
         context = Structure(self.cell.inject(x), "Cell.inject")
-        state = Structure(
-            self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0, "The state"
-        )
+        start = self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0
+        state = Structure(start, "The state", constants=False)
         device = next((leaf.device.type for leaf in [*context.leaves, *state.leaves]), "cpu")
         lower = None
         if torch.is_autocast_enabled(device):

@@ -181,7 +181,16 @@ class LinearProblem(Problem):
 
 def func_vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[..., Any]]:
     """Return `step(*primals)` and `u -> J^T u`, both differentiable."""
-    value, pull = torch.func.vjp(step, *primals)[:2]
+    try:
+        value, pull = torch.func.vjp(step, *primals)[:2]
+    except RuntimeError as error:
+        if "tensors do not have strides" not in str(error):
+            raise
+        raise ValueError(
+            "A step with sparse tensors in compressed layouts (CSR, CSC, ...) must be "
+            "differentiated once and backward only, because torch.func does not know them; got "
+            "another derivative. Use to_sparse_coo()."
+        ) from error
     return value, pull
 
 

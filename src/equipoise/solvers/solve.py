@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Structure, Tree
@@ -49,6 +50,11 @@ def check_context(structure: Structure, layout: Layout) -> None:
             raise ValueError(
                 f"The state must be on the device of the context; got {layout.device} and "
                 f"{leaf.device}."
+            )
+        if not shared and leaf.layout not in (torch.strided, torch.sparse_coo):
+            raise ValueError(
+                f"A context tensor must be dense, sparse COO or Shared; got {leaf.layout}, which "
+                "has no rows to select. Use to_sparse_coo()."
             )
         if not shared and (leaf.dim() == 0 or leaf.shape[0] != layout.batch):
             raise ValueError(
