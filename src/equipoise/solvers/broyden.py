@@ -8,12 +8,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_dot, row_norm
+from equipoise.core.tree import row_dot
 from equipoise.core.validate import require_count
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["Broyden"]
+
+REGULAR = 0.1
+"""An update changes the determinant of the model Jacobian by a factor of at least this."""
 
 
 @final
@@ -24,11 +27,17 @@ class Broyden(Solver):
 
     See Broyden (1965) and Kelley (1995, section 7.3). The inverse model is
     `H = I + sum_i u_i v_i^T`, so that the step is `s = H g`. After it, with `w = H g_new`,
-    `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step. After `memory`
-    updates it starts again from `I`.
+    `u = -w / <s, w - s>` and `v = H^T s`: one product with `H` for each step.
+
+    Two things keep the model good. `<s, w - s> = -a |s|^2`, where `a` is the factor by which the
+    update changes the determinant of the model Jacobian: where `|a| < 0.1` the update is shortened
+    until it is 0.1 (Powell, 1970), so that the model stays regular. When `memory` updates are
+    there, their sum is replaced by its best approximation of half the rank (van de Rotten & Verduyn
+    Lunel, 2005): dropping the oldest terms would leave later ones that make no sense without them,
+    and starting again from `I` would forget all that was learnt.
 
     Args:
-        memory: Updates kept; memory grows with this number, not with the number of steps.
+        memory: Updates kept at most; memory grows with this number, not with the number of steps.
     """
 
     memory: int = 20
@@ -49,24 +58,57 @@ class _Secant(Rule):
 
     def advance(self, at: Point) -> Move:
         gap = at.gap
-        if self.move is None or len(self.left) == self.memory:
-            self.left.clear()
-            self.right.clear()
+        if self.move is None:
             self.move = gap
             return Move(at.f)
+        if len(self.left) == self.memory:
+            self._reduce()
         move = self.move
         image, pulled = gap, move
         for u, v in zip(self.left, self.right, strict=True):
             image = torch.addcmul(image, u, row_dot(v, gap))
             pulled = torch.addcmul(pulled, v, row_dot(u, move))
-        slope = row_dot(move, image - move)
-        # A vanishing slope means that the secant says nothing: keep the old model for that sample.
-        useful = slope.abs() > torch.finfo(gap.dtype).eps * row_norm(move)[:, None].square()
-        u = image * torch.where(useful, -1 / slope, 0.0)
+        u = image * self._weight(row_dot(move, image - move), row_dot(move, move))
         self.left.append(u)
         self.right.append(pulled)
         self.move = torch.addcmul(image, u, row_dot(pulled, gap))
         return Move(at.z + self.move)
+
+    def _weight(self, slope: Tensor, size: Tensor) -> Tensor:
+        """Return `-1 / slope`, or where the model would become singular what is left of it.
+
+        With `t y + (1 - t) B s` in place of the change `y` of `g`, where `B` is the model, the
+        slope is `t slope - (1 - t) size`, and `t` is chosen so that it is `REGULAR size`.
+
+        Args:
+            slope: `<s, w - s>`.
+            size: `<s, s>`.
+        """
+        factor = -slope / size
+        weak = ~(factor.abs() >= REGULAR)
+        if not bool(weak.any()):
+            return -1 / slope
+        least = torch.where(factor < 0, -REGULAR, REGULAR)
+        fraction = torch.where(weak, (1 - least) / (1 - factor), 1.0)
+        weight = fraction / (size * torch.where(weak, least, factor))
+        # A sample that does not move learns nothing.
+        return torch.where(size > 0, weight, 0.0)
+
+    def _reduce(self) -> None:
+        """Keep the part of `sum_i u_i v_i^T` with the largest singular values."""
+        kept = self.memory // 2
+        if kept:
+            left, right = torch.stack(self.left, dim=2), torch.stack(self.right, dim=2)
+            finite = (left.sum(dim=(1, 2)) + right.sum(dim=(1, 2))).isfinite()[:, None, None]
+            left, right = torch.where(finite, left, 0.0), torch.where(finite, right, 0.0)
+            left, upper = torch.linalg.qr(left)
+            right, lower = torch.linalg.qr(right)
+            a, singular, b = torch.linalg.svd(upper @ lower.mT)
+            left = left @ (a * singular.unsqueeze(1))[:, :, :kept]
+            right = right @ b.mT[:, :, :kept]
+            self.left, self.right = list(left.mT.unbind(1)), list(right.mT.unbind(1))
+        else:
+            self.left, self.right = [], []
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
         self.left = [u[rows] for u in self.left]
