@@ -237,3 +237,45 @@ def test_solve_picks_a_solver_by_itself(problem: tuple[Tensor, ...]) -> None:
     assert solve(lambda z: 0.5 * z, z0, symmetric=True).solver == Anderson()
     with pytest.raises(ValueError, match=r"solver must be one of .*auto"):
         solve(torch.tanh, z0, "best")
+
+
+@pytest.mark.parametrize("solver", ["auto", "fixed_point", "anderson", "broyden", "newton"])
+def test_entries_that_depend_on_each_other_are_not_solved_apart(solver: str) -> None:
+    refused = 0
+    for _ in range(5):
+        source = torch.randn(12, dtype=FLOAT)
+        try:
+            found = fixed_point(
+                laplace,
+                torch.zeros(12, dtype=FLOAT),
+                source,
+                solver=solver,
+                max_steps=3000,
+                tolerance=1e-8,
+                on_failure="ignore",
+                return_solution=True,
+            )
+        except ValueError as error:
+            assert "fixed_point.coupled must be True" in str(error)  # noqa: PT017
+            refused += 1
+        else:  # it may fail, or succeed, and say so
+            f = laplace(found.value, source)
+            assert ((f - found.value).abs() <= 1e-7 * f.abs())[found.converged].all()
+    assert refused or solver == "broyden"
+
+
+def test_state_and_arguments_may_be_complex() -> None:
+    c = torch.randn(3, 2, dtype=torch.complex128, requires_grad=True)
+
+    def step(z: Tensor, c: Tensor) -> Tensor:
+        return 0.4 * torch.tanh(z) + c
+
+    z = fixed_point(step, torch.zeros_like(c), c, tolerance=1e-12)
+    wanted = unrolled(step, torch.zeros_like(c), c)
+    torch.testing.assert_close(z, wanted, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        torch.autograd.grad(z.abs().sum(), c),
+        torch.autograd.grad(wanted.abs().sum(), c),
+        rtol=1e-8,
+        atol=1e-9,
+    )

@@ -368,3 +368,42 @@ def test_settings_of_the_adjoint_are_used(system: tuple[Tensor, ...]) -> None:
 
 def test_empty_batch_has_no_roots() -> None:
     assert root(torch.tanh, torch.zeros(0, 3)).shape == (0, 3)
+
+
+def test_entries_that_depend_on_each_other_are_not_solved_apart() -> None:
+    function, start = CLASSICAL["Chandrasekhar"]
+    for solver in ("newton", "broyden", "anderson"):
+        try:
+            found = root(
+                function,
+                torch.tensor(start, dtype=FLOAT),
+                solver=solver,
+                on_failure="ignore",
+                return_solution=True,
+            )
+        except ValueError as error:
+            assert "root.coupled must be True" in str(error)  # noqa: PT017  either is honest
+        else:
+            exact = newton_exact(function, found.value)
+            assert ((found.value - exact).abs() <= 1e-3 * exact.abs())[found.converged].all()
+
+
+def test_trees_and_complex_states_have_roots() -> None:
+    a = torch.tensor([2.0, 3.0], dtype=FLOAT, requires_grad=True)
+    z = root(
+        lambda z, a: {"x": z["x"] ** 2 + z["y"] - a, "y": z["y"] - z["x"]},
+        {"x": torch.ones(2, dtype=FLOAT), "y": torch.ones(2, dtype=FLOAT)},
+        a,
+        tolerance=1e-12,
+    )
+    exact = ((1 + 4 * a).sqrt() - 1) / 2
+    torch.testing.assert_close(z["x"], exact)
+    torch.testing.assert_close(
+        torch.autograd.grad(z["y"].sum(), a), torch.autograd.grad(exact.sum(), a)
+    )
+    c = torch.tensor([[1 + 1j, 2 - 3j]], dtype=torch.complex128, requires_grad=True)
+    w = root(lambda z, c: z**2 - c, torch.ones_like(c) + 0.3j, c, tolerance=1e-12)
+    torch.testing.assert_close(w, c.sqrt())
+    torch.testing.assert_close(
+        torch.autograd.grad(w.abs().sum(), c), torch.autograd.grad(c.sqrt().abs().sum(), c)
+    )

@@ -174,6 +174,16 @@ def test_config_extends_a_preset_table_by_table(tmp_path):
     )
 
 
+def test_config_may_solve_otherwise_in_evaluation(tmp_path):
+    text = 'extends = "digits"\n[model.options]\neval_options = { tolerance = 1e-6 }'
+    config = load_config(write(tmp_path, text))
+    assert config.model.options["eval_options"] == {"tolerance": 1e-6}
+    (tmp_path / "again.toml").write_text(dump_config(config), "utf-8")
+    assert load_config(tmp_path / "again.toml") == config
+    model = create_model(config.model.name, **config.model.options)
+    assert model.equilibrium.eval_options == {"tolerance": 1e-6}
+
+
 def test_config_of_a_run_folder_is_its_config_file(tmp_path):
     config = load_config("mnist", ["train.epochs=3"])
     (tmp_path / "config.toml").write_text(dump_config(config), "utf-8")
