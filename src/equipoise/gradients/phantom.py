@@ -55,4 +55,5 @@ class JacobianFree(Gradient):
     """
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
-        return plan.equation.bind(args)(find_detached(plan, z0, args))
+        # Cloned, because a step may return memory that it will use again.
+        return plan.equation.bind(args)(find_detached(plan, z0, args)).clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -11,9 +12,10 @@ from torch import Tensor
 from equipoise.core.validate import require_count, require_fraction
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.detached import find_detached
+from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.fixed_point import FixedPoint
-from equipoise.solvers.problem import MapProblem
-from equipoise.solvers.protocol import Point, Stop
+from equipoise.solvers.problem import MapProblem, Problem
+from equipoise.solvers.protocol import Point, Solver, Stop
 
 __all__ = ["Unrolled"]
 
@@ -55,17 +57,30 @@ class Unrolled(Gradient):
             )
         solver = plan.solver if plan.solver.runs_all_steps else FixedPoint(self.damping)
         problem = MapProblem(plan.equation, args)
-        f = problem(z0)
-        rule = solver.start(problem, z0, f)
-        z = z0
-        for step in range(1, self.steps + 1):
-            z = rule.advance(Point(z, f if step == 1 else problem(z))).z
-            if step in plan.states:
-                plan.kept.append(z)
+        try:
+            z = self._unroll(plan, solver, problem, z0)
+        except ReusedMemory:
+            plan.kept.clear()
+            z = self._unroll(plan, solver, problem.copying(), z0)
         made = replace(plan, solver=solver, steps_made=self.steps)
         find_detached(made, z, args)
         plan.solution, plan.members = made.solution, made.members
         return z
+
+    def _unroll(self, plan: Plan, solver: Solver, problem: Problem, z0: Tensor) -> Tensor:
+        z, rule = z0, None
+        guard = ReuseGuard(z0)
+        recent: deque[Tensor] = deque(maxlen=3)  # which the recorded steps keep anyhow
+        for step in range(1, self.steps + 1):
+            f = problem(z)
+            guard.check(f, z, *recent)
+            recent.append(f)
+            rule = rule or solver.start(problem, z0, f)
+            z = rule.advance(Point(z, f)).z
+            if step in plan.states:
+                plan.kept.append(z)
+        # The last value may lie in memory that the step will use again.
+        return z.clone() if z is f else z
 
     def attach_states(self, plan: Plan, args: Sequence[Tensor]) -> list[Tensor]:
         return plan.kept

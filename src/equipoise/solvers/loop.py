@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
+from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
 from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
@@ -54,7 +55,11 @@ def run(
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
     try:
-        monitor = _drive(problem, z, solver, stop, f, trace, states)
+        try:
+            monitor = _drive(problem, z, solver, stop, f, trace, states)
+        except ReusedMemory:
+            problem = problem.copying()
+            monitor = _drive(problem, z, solver, stop, f, trace, states)
         solution = monitor.solution()
         # Every sample had ended before the steps that were never made.
         solution.states = [monitor.kept.get(step, solution.value) for step in states]
@@ -64,7 +69,7 @@ def run(
             check_whole_batch(problem, solution, stop)
     except RuntimeError as error:
         left = problem.work.rows_left
-        if left is not None and not hasattr(error, "__notes__"):
+        if left is not None and left < len(z) and not hasattr(error, "__notes__"):
             error.add_note(
                 f"The step worked for {len(z)} samples, and failed for {left} when the others had "
                 "ended and left the batch. If its samples depend on each other, set "
@@ -122,6 +127,8 @@ def _drive(
                 "A step must not change its state or context in place; got one that does. "
                 "Write z + 1, not z.add_(1)."
             )
+    guard = ReuseGuard(z)
+    guard.check(f, z)
     rule = solver.start(problem, z, f)
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
@@ -142,6 +149,7 @@ def _drive(
         f = z
         if predicted is None:
             f = problem(z) if known is None else known
+            guard.check(f, z, monitor.best_z)
     return monitor
 
 

@@ -230,7 +230,8 @@ class Monitor:
         self.steps[samples] = step
         self.evaluations[samples] = problem.work.count - self.before
         if len(samples) == len(self.status):
-            self.value = self.best_z
+            # A copy, because a step may return somebody else's memory.
+            self.value = self.best_z.clone()
         else:
             if self.value is None:
                 self.value = self.best_z.new_empty(len(self.status), self.best_z.shape[1])

@@ -210,6 +210,13 @@ class Problem(ABC):
         """Return the names of what was written to since the problem was frozen, where known."""
         return []
 
+    def copying(self) -> Problem:
+        """Return the problem with values in memory of their own.
+
+        By default they are in any case.
+        """
+        return self
+
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
         return row_norm(f)
@@ -244,12 +251,19 @@ class MapProblem(Problem):
         equation: The equation.
         args: Its arguments.
         work: The counter to continue; by default a new one.
+        copies: Whether to copy each value, for a step that reuses its memory.
     """
 
     def __init__(
-        self, equation: Equation, args: Sequence[Tensor], work: Work | None = None
+        self,
+        equation: Equation,
+        args: Sequence[Tensor],
+        work: Work | None = None,
+        *,
+        copies: bool = False,
     ) -> None:
         self.equation = equation
+        self.copies = copies
         self.args = args
         self.weight_count = equation.weight_count
         self.mutable_args = equation.mutable_args
@@ -267,7 +281,8 @@ class MapProblem(Problem):
 
     @cached_property
     def _step(self) -> Callable[[Tensor], Tensor]:
-        return self._bound.bind(self.args)
+        step = self._bound.bind(self.args)
+        return (lambda z: step(z).clone()) if self.copies else step
 
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
@@ -304,10 +319,13 @@ class MapProblem(Problem):
             arg.index_select(0, rows) if batched else arg
             for arg, batched in zip(self.args, self.equation.rows, strict=True)
         ]
-        return MapProblem(self._bound, args, self.work)
+        return MapProblem(self._bound, args, self.work, copies=self.copies)
+
+    def copying(self) -> Problem:
+        return MapProblem(self.equation, self.args, self.work, copies=True)
 
     def with_args(self, args: Sequence[Tensor]) -> Problem:
-        return MapProblem(self.equation, args)
+        return MapProblem(self.equation, args, copies=self.copies)
 
     def freeze(self) -> Problem:
         return MapProblem(*self._bound.freeze(self.args))

@@ -101,8 +101,7 @@ def solve(
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
     flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
-    # Cloned, because a step may return somebody else's memory.
-    return unpack_solution(replace(flat, value=flat.value.clone()), layout)
+    return unpack_solution(flat, layout)
 
 
 def unpack_solution(flat: Solution, layout: Layout | None) -> Solution:
