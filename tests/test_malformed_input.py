@@ -527,7 +527,6 @@ POSITIONS: dict[str, Change] = {
     "train a number": lambda state: state["position"].update(train=3),
     "test text": lambda state: state["position"].update(test="x"),
     "confusion text": lambda state: state["position"].update(confusion="x"),
-    "log too long": lambda state: state["position"].update(log=10**15),
     "other run": lambda state: state.update(run={}),
     "no run": lambda state: state.pop("run"),
 }
@@ -657,7 +656,7 @@ RUN_FILES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
 READ_BY = {
     "summary.json": ("report",),
     "environment.json": ("report", "resume"),
-    "metrics.jsonl": ("report", "resume"),
+    "metrics.jsonl": ("report",),
     "config.toml": ("resume", "evaluate", "predict", "certify", "report"),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from equipoise.engine.log import MetricLog, read_metrics
+from equipoise.engine.log import MetricLog, MetricLogWarning, read_metrics
 
 STEP = {
     "kind": "step",
@@ -79,17 +79,31 @@ def test_resumed_log_is_cut_where_the_checkpoint_was(tmp_path: Path) -> None:
     assert read_metrics(path) == [STEP, {"kind": "again"}]
 
 
-@pytest.mark.parametrize("position", [1000, -1])
-def test_log_shorter_than_the_checkpoint_says_so(tmp_path: Path, position: int) -> None:
+def half(line: dict[str, object]) -> bytes:
+    return json.dumps(line).encode()[:20]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", half(STEP) + b"\n", b"\xff\0\n" * 9, json.dumps(STEP).encode() + b"\n" + half(EPOCH)],
+)
+def test_damaged_log_keeps_its_whole_lines_up_to_the_checkpoint(
+    tmp_path: Path, content: bytes
+) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricLog(path) as log:
-        log.write(STEP)
-        size = log.position
-        with pytest.raises(
-            ValueError, match=rf"metrics\.jsonl: must hold the {position} bytes .*; got {size}\.$"
-        ):
-            log.truncate(position)
-    assert read_metrics(path) == [STEP]
+        for line in (STEP, STEP, EPOCH):
+            log.write(line)
+        position = log.position
+    kept = [STEP] * content.startswith(b'{"kind": "step", "step"')
+    later = json.dumps({**STEP, "later": True}).encode()
+    path.write_bytes(content + b"\n" + later + b"\n")
+    with MetricLog(path) as log:
+        with pytest.warns(MetricLogWarning, match=rf"the {len(kept)} that are left are kept"):
+            log.truncate(position, lambda line: "later" not in line)
+        assert log.position == path.stat().st_size
+        log.write(EPOCH)
+    assert read_metrics(path) == [*kept, EPOCH]
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,9 @@ def test_run_that_a_killed_process_left_is_taken_over_with_a_note(tmp_path, caps
     process = start(die, tmp_path / "output")
     assert wait(process) == -signal.SIGKILL
     assert main(["resume", str(folder)]) == 0
-    assert f"{folder} was left by process {process} on " in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert f"{folder} was left by process {process} on " in printed
+    assert f"{folder} holds no checkpoint yet: training starts from the beginning" in printed
     assert not (folder / LOCK_FILE).exists()
 
 

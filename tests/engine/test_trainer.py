@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 
 import equipoise
-from equipoise.core import Interrupted
+from equipoise.core import Interrupted, SourceError
 from equipoise.data import Dataset, batches
 from equipoise.engine import (
     CheckpointError,
@@ -25,6 +26,7 @@ from equipoise.engine import (
     read_checkpoint,
     read_metrics,
 )
+from equipoise.engine.log import MetricLogWarning
 from equipoise.engine.optimizer import Average
 from equipoise.engine.progress import SilentProgress
 from equipoise.layers import Equilibrium
@@ -240,6 +242,54 @@ def test_resume_without_a_checkpoint_starts_anew(tmp_path):
     fresh = make(tmp_path / "fresh")
     fresh.fit(resume=True)
     assert_same(tensors(whole), tensors(fresh))
+
+
+def test_resume_with_other_data_is_refused(tmp_path):
+    with pytest.raises(Interrupted):
+        make(tmp_path, progress=StopAt(8)).fit()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    other, same = Blobs(seed=1).dataset(), Blobs().dataset()
+    for options, name in (({"data": other, "test": same}, "training"), ({"test": other}, "test")):
+        with pytest.raises(
+            SourceError,
+            match=rf"the {name} samples have changed since\. Put them back .* --output NEW",
+        ):
+            make(tmp_path, **options).fit(resume=True)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    make(tmp_path).fit(resume=True)
+
+
+def test_resume_needs_checkpoints_once_there_are_weights(tmp_path):
+    make(tmp_path, epochs=1).fit()
+    shutil.rmtree(tmp_path / "checkpoints")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(SourceError, match="must hold checkpoints to be resumed; there are only"):
+        make(tmp_path, epochs=1).fit(resume=True)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("damage", ["gone", "in the middle"])
+def test_resume_goes_on_with_what_is_left_of_the_metrics(tmp_path, damage):
+    whole = make(tmp_path / "whole")
+    whole.fit()
+    folder = tmp_path / "parts"
+    with pytest.raises(Interrupted):
+        make(folder, progress=StopAt(9)).fit()
+    log = folder / "metrics.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.unlink()
+    kept: list[bytes] = []
+    if damage != "gone":
+        kept = lines[:2] + lines[3:]
+        log.write_bytes(b"".join([*lines[:2], lines[2][:20], b"\n", *lines[3:]]))
+    again = make(folder)
+    with pytest.warns(MetricLogWarning, match=rf"the {len(kept)} that are left are kept"):
+        again.fit(resume=True)
+    assert_same(tensors(whole), tensors(again))
+    assert log.read_bytes().splitlines(keepends=True)[: len(kept)] == kept
+    steps = [line["step"] for line in read_metrics(log) if line["kind"] == "step"]
+    assert steps == ([] if damage == "gone" else [1, 2, 4, 5, 6, 7, 8, 9]) + list(range(10, 19))
+    assert len(read_metrics(log)) - len(steps) == (2 if damage == "gone" else 3)
 
 
 def test_resume_of_a_finished_run_returns_its_summary(tmp_path):

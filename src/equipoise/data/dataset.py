@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -36,6 +37,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.
         columns: Names of the features of a table, if its file names them.
+        files: The files of each sample, if samples are read one by one from files.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     count: int = 0
     ignore: int | None = None
     columns: tuple[str, ...] = ()
+    files: tuple[tuple[Path, ...], ...] = ()
 
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)
@@ -110,7 +113,12 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if self.x is not None and self.y is not None:
             return replace(self, x=self.x[index], y=self.y[index])
         positions = index.tolist()
-        return replace(self, sample=lambda i: self[positions[i]], count=len(positions))
+        return replace(
+            self,
+            sample=lambda i: self[positions[i]],
+            count=len(positions),
+            files=tuple(self.files[i] for i in positions) if self.files else (),
+        )
 
     def select_classes(self, labels: Sequence[int]) -> Dataset:
         """Return the samples of some classes, renumbered in the order given.
@@ -144,4 +152,4 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if self.x is not None:
             return self
         x, y = self.gather(range(len(self)))
-        return replace(self, x=x, y=y, sample=None, count=0)
+        return replace(self, x=x, y=y, sample=None, count=0, files=())

@@ -88,4 +88,5 @@ class ImageFolder(Reader):
             shape,
             sample=sample,
             count=len(paths),
+            files=tuple((path,) for path in paths),
         )

@@ -92,6 +92,7 @@ class _Segmentation(Reader):
             sample=sample,
             count=len(found),
             ignore=IGNORE,
+            files=found,
         )
 
 

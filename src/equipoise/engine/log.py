@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from equipoise.core import SourceError
+from equipoise.core import SourceError, write_atomically
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["NOT_SCORES", "MetricLog", "finite", "read_metrics", "require_tensorboard"]
+__all__ = [
+    "NOT_SCORES",
+    "MetricLog",
+    "MetricLogWarning",
+    "finite",
+    "read_metrics",
+    "require_tensorboard",
+]
 
 NOT_SCORES = {
     "step",
@@ -37,6 +45,10 @@ NOT_SCORES = {
     "nonfinite",
 }
 """The numbers in lines of metrics that are not scores of the task."""
+
+
+class MetricLogWarning(UserWarning):
+    """A file of metrics was damaged; what is left of it is kept, and the run continues."""
 
 
 class MetricLog:
@@ -71,28 +83,48 @@ class MetricLog:
         """Bytes written so far: what a checkpoint remembers."""
         return 0 if self._file is None else self._file.tell()
 
-    def truncate(self, position: int) -> None:
+    def truncate(
+        self, position: int, belongs: Callable[[Mapping[str, Any]], bool] = lambda _: True
+    ) -> None:
         """Forget all that was written after a checkpoint.
+
+        If the file is damaged before that, its whole lines are kept, with a warning.
 
         Args:
             position: What `position` was at that time.
+            belongs: Whether a line was written before it, for damaged files, whose lines are
+                elsewhere now.
         """
         if self._events is not None:
             self._events.resumed = True
-        if self._file is None:
+        if self._file is None or self._path is None:
             return
-        size = os.fstat(self._file.fileno()).st_size
-        if not 0 <= position <= size:
-            raise SourceError(
-                str(self._path),
-                f"must hold the {position} bytes that the checkpoint remembers; got {size}.",
-            )
-        if self._path is not None and position:
-            # In the end a report is made of it: better to find out now than then.
-            _parse_all(self._path, self._path.read_bytes()[:position].removesuffix(b"\n"))
+        content = self._path.read_bytes()
+        before = content[:position]
+        lines = before.removesuffix(b"\n").split(b"\n") if before else []
+        if len(before) < position or any(_parse(line) is None for line in lines):
+            position = self._mend(content, belongs)
         with self._named():
             self._file.truncate(position)
         self._file.seek(position)
+
+    def _mend(self, content: bytes, belongs: Callable[[Mapping[str, Any]], bool]) -> int:
+        """Leave the whole lines that belong in the file, and return how long it is then."""
+        assert self._file is not None
+        assert self._path is not None
+        lines = [(line, _parse(line)) for line in content.split(b"\n")]
+        kept = [line for line, value in lines if value is not None and belongs(value)]
+        whole = b"".join(line + b"\n" for line in kept)
+        self._file.close()
+        write_atomically(self._path, whole)
+        self._file = self._path.open("ab")
+        warnings.warn(
+            f"{self._path}: lines of metrics are damaged or missing; the {len(kept)} that are left "
+            "are kept, and the run continues.",
+            MetricLogWarning,
+            stacklevel=4,
+        )
+        return len(whole)
 
     def sync(self) -> None:
         """Bring all lines to the disk."""

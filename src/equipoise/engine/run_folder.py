@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.core import SettingError, SourceError
+from equipoise.data import Dataset, fingerprint
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
 from equipoise.engine.distributed import Group
 from equipoise.engine.log import MetricLog
@@ -23,6 +25,7 @@ from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConf
 __all__ = ["RunFolder", "run_identity"]
 
 MISSING = object()
+DATA = ("the training samples", "the test samples")
 
 
 class RunFolder:
@@ -81,11 +84,19 @@ class RunFolder:
         tensorboard = self.path / "tensorboard" if self._settings.tensorboard else None
         log = MetricLog(self.path / "metrics.jsonl", tensorboard)
         try:
-            log.truncate(self.state.position.log)
+            log.truncate(self.state.position.log, self._is_past)
         except BaseException:
             log.close()
             raise
         return log
+
+    def _is_past(self, line: Mapping[str, Any]) -> bool:
+        """Whether a line of metrics was written before the present moment."""
+        position, step, epoch = self.state.position, line.get("step"), line.get("epoch")
+        if not isinstance(step, int) or not isinstance(epoch, int):
+            return False
+        over = line.get("kind") != "epoch" or epoch < position.epoch
+        return step <= position.step and over
 
     def write_weights(self, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write `model.safetensors`, the weights to use.
@@ -155,17 +166,32 @@ class RunFolder:
         if stored is not None:
             try:
                 different = _first_difference(stored.state["run"], self._identity)
+                if different in DATA:
+                    raise SourceError(
+                        self.path,
+                        f"must be resumed with the data that it was trained on; {different} have "
+                        "changed since. Put them back as they were, or train anew with: equipoise "
+                        f"train {shlex.quote(str(self.path))} --output NEW",
+                    )
                 if different:
                     raise ValueError(
                         f"a checkpoint of a run with other settings: {different} differs"
                     )
                 self.state.unpack(stored.tensors, stored.state["position"], self.group)
+            except SourceError:
+                raise
             except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
                 raise CheckpointError(stored.path, error) from error
             if self.group.is_main:
                 # As the run would have, had it not been killed after it wrote the last one.
                 self._checkpoints.prune(stored.step)
             self._saved = self.state.position.step, self.state.position.epoch
+        elif (self.path / "model.safetensors").exists():
+            raise SourceError(
+                self.path,
+                "must hold checkpoints to be resumed; there are only weights. Train anew with: "
+                f"equipoise train {shlex.quote(str(self.path))} --output NEW",
+            )
         step = float(self.state.position.step)
         if self.group.any(self.group.max(step) != step):
             raise SourceError(
@@ -175,27 +201,36 @@ class RunFolder:
 
 
 def run_identity(
-    settings: TrainConfig, optimizer: OptimizerConfig, schedule: ScheduleConfig, samples: int
+    settings: TrainConfig,
+    optimizer: OptimizerConfig,
+    schedule: ScheduleConfig,
+    train: Dataset,
+    test: Dataset | None,
 ) -> dict[str, Any]:
-    """Return the settings with which alone a checkpoint can be resumed.
+    """Return the settings and the data with which alone a checkpoint can be resumed.
 
     Args:
         settings: How the run goes; `TrainConfig.free` may change.
         optimizer: Its optimiser.
         schedule: Its schedule.
-        samples: How many samples it learns from.
+        train: The samples it learns from.
+        test: The samples it scores.
     """
-    train = {
+    fixed = {
         name: value for name, value in asdict(settings).items() if name not in TrainConfig.free
     }
-    sections = {"train": train, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
+    sections = {"train": fixed, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
     flat = {
         f"{section}.{name}": value
         for section, values in sections.items()
         for name, value in values.items()
     }
+    data = {
+        name: None if dataset is None else fingerprint(dataset)
+        for name, dataset in zip(DATA, (train, test), strict=True)
+    }
     # As it is read back: tuples become lists.
-    return json.loads(json.dumps({**flat, "the number of training samples": samples}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({**flat, **data}))  # type: ignore[no-any-return]
 
 
 def _first_difference(kept: Mapping[str, Any], own: Mapping[str, Any]) -> str:

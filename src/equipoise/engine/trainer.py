@@ -122,7 +122,7 @@ class Trainer:
         self.solves = SolveMonitor(model)
         self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves)
         identity = run_identity(
-            self.settings, self.optimizer_settings, self.schedule, len(self.train)
+            self.settings, self.optimizer_settings, self.schedule, self.train, self.test
         )
         self.store = RunFolder(folder, self.state, self.group, self.settings, identity)
         self.began = False

@@ -104,6 +104,10 @@ def train_run(
         )
         group.on_main(folder, lambda: _check_folder(folder, resume=resume))
         with trainer.store.hold() as lock:
+            if resume and (folder / "config.toml").exists() and not _has_checkpoints(folder):
+                trainer.progress.note(
+                    f"{folder} holds no checkpoint yet: training starts from the beginning"
+                )
             if lock is not None and lock.left_by is not None:
                 trainer.progress.note(f"{folder} was left by {lock.left_by}, which is gone")
             group.on_main(
@@ -204,6 +208,10 @@ def _check_folder(folder: Path, *, resume: bool) -> None:
         path.name != LOCK_FILE and not path.name.endswith(".partial") for path in folder.iterdir()
     ):
         raise SourceError(folder, "must be new or empty; it holds other files.")
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    return any((folder / "checkpoints").glob("*.safetensors"))
 
 
 def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) -> None:
