@@ -23,12 +23,12 @@ class ReuseGuard:
     remembers.
 
     Args:
-        start: Where the solve starts. Under the transforms of `torch.func` tensors have no address,
-            and nothing is checked.
+        start: Where the solve starts. Empty tensors, and tensors under the transforms of
+            `torch.func`, have no address, and nothing is checked.
     """
 
     def __init__(self, start: Tensor) -> None:
-        self._active = not is_wrapped(start)
+        self._active = not is_wrapped(start) and start.numel() > 0
         self._last: weakref.ref[Tensor] | None = None
 
     def check(self, f: Tensor, *read: Tensor) -> None:
