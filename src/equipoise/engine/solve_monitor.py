@@ -109,7 +109,7 @@ class SolveMonitor:
             self._nonfinite.append((solution.status == Status.NONFINITE).cpu())
         if bool((solution.status >= Status.DIVERGED).any()):
             self.forward_failed |= not backward
-            self.failure = self.failure or f"{direction} solve: {describe(solution)}"
+            self.failure = self.failure or f"{direction} solve: {describe(solution, direction)}"
 
 
 def operator_norms(model: nn.Module) -> dict[str, float]:

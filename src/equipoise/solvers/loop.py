@@ -93,7 +93,16 @@ def judge(problem: Problem, z: Tensor, solver: Solver, stop: Stop, steps: int) -
     )
     status = torch.where(residual.isfinite(), status, int(Status.NONFINITE))
     made = torch.full_like(status, steps)
-    return Solution(z, status, _relative(residual, scale), made, made + 1, stop=stop, solver=solver)
+    return Solution(
+        z,
+        status,
+        _relative(residual, scale),
+        made,
+        made + 1,
+        stop=stop,
+        solver=solver,
+        unrolled=True,
+    )
 
 
 def _drive(

@@ -8,34 +8,18 @@ from contextlib import contextmanager
 from threading import RLock
 from typing import Literal, get_args
 
-import torch
-
 from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.registry import choose
 from equipoise.solvers.coupling import CheckSchedule
 from equipoise.solvers.protocol import Solution, Status
+from equipoise.solvers.remedy import Direction, find_remedy
 
 __all__ = ["Direction", "Listener", "OnFailure", "SolveCounts", "SolveLog", "describe"]
 
 OnFailure = Literal["raise", "warn", "ignore"]
-Direction = Literal["forward", "backward"]
 Listener = Callable[[Direction, Solution], None]
 """Called with each solve that has ended, before `on_failure` applies."""
 
-REMEDY = {
-    Status.MAX_STEPS: "raise max_steps, loosen tolerance, or try solver 'newton'",
-    Status.STALLED: (
-        "try solver 'fixed_point' or 'broyden', add damping, loosen tolerance, "
-        "and see that the step is not random"
-    ),
-    Status.DIVERGED: (
-        "bound the norm of the cell's Jacobian below 1, or try solver 'anderson' or 'newton'"
-    ),
-    Status.NONFINITE: (
-        "look for NaN or infinity in the input and the weights, bound the "
-        "cell's growth, or lower the learning rate"
-    ),
-}
 VERB = {
     Status.MAX_STEPS: "did not converge",
     Status.STALLED: "stalled",
@@ -44,7 +28,7 @@ VERB = {
 }
 
 
-def describe(solution: Solution) -> str:
+def describe(solution: Solution, direction: Direction) -> str:
     """Say in one sentence how a solve failed, with counts and the remedy for its worst failure.
 
     Empty if every sample converged.
@@ -57,19 +41,7 @@ def describe(solution: Solution) -> str:
     what = " and ".join(f"{counts[status]} of {total} samples {VERB[status]}" for status in failed)
     worst = solution.residual[~solution.converged].max().item()
     steps = int(solution.steps.max())
-    remedy = REMEDY[max(failed)]
-    if max(failed) == Status.MAX_STEPS and solution.solver is not None:
-        remedy = solution.solver.remedy or remedy
-    eps = torch.finfo(solution.residual.dtype).eps
-    if (
-        max(failed) in (Status.STALLED, Status.MAX_STEPS)
-        and solution.stop.tolerance < 10 * eps
-        and worst < 1000 * eps
-    ):
-        remedy = (
-            f"a tolerance of {solution.stop.tolerance:.0e} is at the limit of "
-            f"{solution.residual.dtype}: loosen it or use float64"
-        )
+    remedy = find_remedy(solution, max(failed), direction)
     return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {remedy}."
 
 
@@ -78,6 +50,7 @@ class SolveCounts:
 
     Args:
         name: What is being solved, as the sentence begins.
+        direction: In which direction.
 
     Attributes:
         solves: How many there were.
@@ -86,8 +59,9 @@ class SolveCounts:
         checks: Which solves are checked for samples that depend on each other.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, direction: Direction) -> None:
         self.name = name
+        self.direction = direction
         self.solves = 0
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
@@ -111,7 +85,7 @@ class SolveCounts:
             self.counts[status] += count
         if on_failure == "ignore":
             return
-        sentence = f"{self.name}: {describe(solution)}"
+        sentence = f"{self.name}: {describe(solution, self.direction)}"
         if on_failure == "raise":
             raise ConvergenceError(sentence)
         kinds = found.keys() - {Status.CONVERGED}
@@ -144,8 +118,8 @@ class SolveLog:
     def __init__(self, on_failure: OnFailure, name: str) -> None:
         choose("on_failure", on_failure, get_args(OnFailure))
         self.on_failure = on_failure
-        self.forward = SolveCounts(name)
-        self.backward = SolveCounts(f"{name}, backward solve")
+        self.forward = SolveCounts(name, "forward")
+        self.backward = SolveCounts(f"{name}, backward solve", "backward")
         self.last: Solution | None = None
         self.listeners: list[Listener] = []
         self._lock = RLock()

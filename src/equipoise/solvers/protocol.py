@@ -112,7 +112,8 @@ class Solution:
         states: The iterates after the steps that were asked for, if any were.
         adjoint: The last backward solve through this solution, if there was one.
         stop: The stopping rule.
-        solver: Which solver ran.
+        solver: Which solver ran last.
+        unrolled: Whether its steps were recorded, as many as the gradient strategy said.
     """
 
     value: Tree
@@ -125,6 +126,7 @@ class Solution:
     adjoint: Solution | None = None
     stop: Stop = field(default_factory=Stop)
     solver: Solver | None = None
+    unrolled: bool = False
 
     @property
     def converged(self) -> Tensor:
