@@ -21,6 +21,24 @@ def test_newton_leaves_a_local_minimum_of_the_residual_by_plain_steps() -> None:
     assert torch.allclose(solution.value, torch.full_like(start, 3.0), atol=1e-8)
 
 
+@pytest.mark.parametrize("inner", ["auto", "dense", "krylov"])
+def test_newton_takes_a_plain_step_at_once_where_its_direction_is_not_finite(inner: str) -> None:
+    """The derivative of `sqrt(z) / 2 + c` at zero is infinite, and the map itself is fine there."""
+    c = torch.tensor([[0.5], [0.0625], [2.0]], dtype=torch.float64)
+    solution = solve(
+        lambda z, c: z.sqrt() / 2 + c,
+        torch.zeros_like(c),
+        Newton(inner=inner),
+        Stop(tolerance=1e-12, max_steps=20),
+        context=c,
+        trace=True,
+    )
+    assert torch.equal(solution.trace.state[1], c)
+    assert solution.converged.all()
+    root = (1 / 4 + (1 / 16 + c).sqrt()).square()
+    torch.testing.assert_close(solution.value, root, rtol=1e-9, atol=0)
+
+
 @pytest.mark.parametrize("forcing", [0.0, 1.0, -0.1, float("nan"), True, "0.1"])
 def test_newton_refuses_a_forcing_outside_of_its_range(forcing: object) -> None:
     with pytest.raises(SettingError, match=r"Newton.forcing must be in \(0, 1\)"):
