@@ -96,7 +96,7 @@ def test_unrolled_states_are_the_recorded_iterates(x: Tensor) -> None:
         found = torch.autograd.grad(state.square().sum(), inputs, retain_graph=True)
         wanted = torch.autograd.grad(unroll(layer.cell, x, step).square().sum(), inputs)
         torch.testing.assert_close(found, wanted)
-    assert states[-1] is z
+    torch.testing.assert_close(states[-1], z, rtol=0, atol=0)
 
 
 def test_states_pass_through_the_readout_and_count_as_no_solve(x: Tensor) -> None:

@@ -55,25 +55,35 @@ class FunctionCell(Cell):
         leaves, spec = self.arguments
         found = iter(context)
         filled = [next(found) if leaf is Tensor else leaf for leaf in leaves]
-        args = pytree.tree_unflatten(filled, spec)
+        args = filled if spec is None else pytree.tree_unflatten(filled, spec)
         function = getattr(self.owner, self.method) if "owner" in self._modules else self.function
         return function(z, *args)
 
     def inject(self, x: Sequence[Any]) -> list[Shared]:
-        leaves, spec = pytree.tree_flatten(tuple(x))
+        leaves: Sequence[Any] = x
+        spec = None  # for tensors alone, which are put back at once
+        if not all(isinstance(leaf, Tensor) for leaf in x):
+            leaves, spec = pytree.tree_flatten(tuple(x))
         # The class stands for each tensor, which comes with the context.
         self.arguments = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
         return [Shared(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
 
     def enter(self, z0: Tree) -> Tree:
         """Return a state of the user's as one of the cell's."""
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf[None], z0) if self.coupled else z0
+        return _each(z0, lambda leaf: leaf[None]) if self.coupled else z0
 
     def readout(self, z: Tree, context: Tree) -> Tree:
-        return pytree.tree_map_only(Tensor, lambda leaf: leaf[0], z) if self.coupled else z
+        return _each(z, lambda leaf: leaf[0]) if self.coupled else z
 
     def step(self, z: Tree, context: Sequence[Tensor]) -> Tree:
         return self.enter(self.call(self.readout(z, context), context))
+
+
+def _each(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
+    """A tree with a function applied to each tensor."""
+    if isinstance(tree, Tensor):
+        return function(tree)
+    return pytree.tree_map_only(Tensor, function, tree)
 
 
 class FixedPointCell(FunctionCell):
