@@ -466,16 +466,21 @@ def test_interrupted_run_says_how_to_resume(trained, run, capsys):
 def test_warnings_of_the_library_are_plain_lines(monkeypatch, capsys):
     def warn(kind):
         warnings.simplefilter("always")
-        warnings.warn("3 of 4 samples\ndid not converge", ConvergenceWarning, stacklevel=1)
+        for count in (3, 2, 4):
+            text = f"{count} of 4 samples\ndid not converge"
+            warnings.warn(text, ConvergenceWarning, stacklevel=1)
         warnings.warn("other", UserWarning, stacklevel=1)
         return {kind: ""}
 
     monkeypatch.setattr(list_command, "describe", warn)
     before = warnings.showwarning
     assert main(["list", "models"]) == 0
-    first, *other = capsys.readouterr().err.splitlines()
+    first, *other, last = capsys.readouterr().err.splitlines()
     assert first == "equipoise: warning: 3 of 4 samples did not converge"
     assert "test_cli.py" in other[0]
+    assert last == (
+        "equipoise: warning: 4 of 4 samples did not converge (2 more warnings like the first)"
+    )
     assert warnings.showwarning is before
 
 

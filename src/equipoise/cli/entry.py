@@ -18,14 +18,14 @@ from equipoise.cli.command import BAD_INPUT, DONE, Command
 from equipoise.cli.config import CONFIG
 from equipoise.cli.demo import DEMO
 from equipoise.cli.evaluate import EVALUATE
-from equipoise.cli.failure import show_warning, tell
+from equipoise.cli.failure import say_warning, show_warnings_by, tell
 from equipoise.cli.list import LIST
 from equipoise.cli.predict import PREDICT
 from equipoise.cli.report import REPORT
 from equipoise.cli.resume import RESUME
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
-from equipoise.core import choose, interruptible
+from equipoise.core import RepeatedNotes, choose, interruptible
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # last, so that no file in it takes the place of an installed module.
     if "" not in sys.path:
         sys.path.append("")
-    with warnings.catch_warnings():
-        warnings.showwarning = show_warning
+    with warnings.catch_warnings(), RepeatedNotes(say_warning) as notes:
+        warnings.showwarning = show_warnings_by(notes)
         try:
             try:
                 with interruptible():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TextIO
 
 from equipoise.cli.command import BAD_INPUT, DIVERGED
-from equipoise.core import ConvergenceError, Interrupted
+from equipoise.core import ConvergenceError, Interrupted, RepeatedNotes
 
-__all__ = ["show_warning", "tell"]
+__all__ = ["say_warning", "show_warnings_by", "tell"]
 
 BUG, INTERRUPTED = 1, 130  # exit codes
 
@@ -51,21 +52,34 @@ def tell(error: BaseException) -> int:
     return BUG
 
 
-def show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Show a warning of ours as one line, others as Python does; for `warnings.showwarning`."""
-    if category.__module__.startswith("equipoise."):
-        _say("warning: ", str(message))
-    else:
-        (file or sys.stderr).write(
-            warnings.formatwarning(message, category, filename, lineno, line)
-        )
+def say_warning(text: str) -> None:
+    """Say a warning in one line on stderr."""
+    _say("warning: ", text)
+
+
+def show_warnings_by(notes: RepeatedNotes) -> Callable[..., None]:
+    """Return what shows warnings of ours as lines, others as Python does.
+
+    Args:
+        notes: Shows the lines.
+    """
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if category.__module__.startswith("equipoise."):
+            notes.note(str(message))
+        else:
+            (file or sys.stderr).write(
+                warnings.formatwarning(message, category, filename, lineno, line)
+            )
+
+    return show
 
 
 def _say(kind: str, text: str) -> None:

@@ -15,6 +15,7 @@ from equipoise.core.interrupt import (
 from equipoise.core.lazy import lazy_names
 from equipoise.core.percent import to_percent
 from equipoise.core.registry import Registry, choose
+from equipoise.core.repeated_note import RepeatedNotes
 from equipoise.core.validate import (
     SettingError,
     require_between,
@@ -50,6 +51,7 @@ __all__ = [
     "Layout",
     "ModuleTensors",
     "Registry",
+    "RepeatedNotes",
     "SettingError",
     "Shared",
     "SourceError",

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self, TextIO, final
 
-from equipoise.core import ConvergenceWarning
+from equipoise.core import ConvergenceWarning, RepeatedNotes
 from equipoise.engine.log import NOT_SCORES
 from equipoise.engine.tasks import find_metric
 
@@ -232,18 +232,19 @@ def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str
 
 
 @contextmanager
-def shown_by(progress: Progress) -> Iterator[None]:
+def shown_by(progress: Progress, notes: RepeatedNotes) -> Iterator[None]:
     """Show warnings about solves as lines of a display; a silent display leaves them as they are.
 
     Args:
         progress: The display.
+        notes: Shows them there.
     """
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def note(message: Any, category: type[Warning], *rest: Any, **named: Any) -> None:
             if issubclass(category, ConvergenceWarning):
-                progress.note(str(message))
+                notes.note(str(message))
             else:
                 show(message, category, *rest, **named)
 

@@ -31,6 +31,7 @@ class RunProgress:
         skipped: Steps skipped.
         epoch_skipped: Steps skipped in the present epoch.
         skipped_in_a_row: Steps skipped in a row.
+        first_loss: The loss of the first step that was made.
         best: The best score so far.
         waited: Epochs since then.
         seconds: Time that the run has taken.
@@ -50,6 +51,7 @@ class RunProgress:
     skipped: int = 0
     epoch_skipped: int = 0
     skipped_in_a_row: int = 0
+    first_loss: float | None = None
     best: float | None = None
     waited: int = 0
     seconds: float = 0.0
@@ -124,7 +126,7 @@ class RunProgress:
         kinds: dict[str, tuple[type, ...]] = {
             **dict.fromkeys(("seconds", "epoch_seconds", "busy"), (int, float)),
             **dict.fromkeys(("scale", "train", "test"), (dict,)),
-            "best": (int, float, NoneType),
+            **dict.fromkeys(("best", "first_loss"), (int, float, NoneType)),
             "confusion": (list, NoneType),
         }
         for name, kind in kinds.items():

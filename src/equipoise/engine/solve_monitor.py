@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from equipoise.core import Structure
+from equipoise.engine.blow_up import largest_magnitude
 from equipoise.layers.declarations import norms_of
 from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
@@ -60,6 +62,7 @@ class SolveMonitor:
         failure: A sentence on the first solve that diverged or met NaN since `clear`, empty if
             there was none.
         forward_failed: Whether a forward solve did.
+        largest: The largest absolute value in the equilibria.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -71,6 +74,7 @@ class SolveMonitor:
         self.forward, self.backward = Tally(), Tally()
         self.failure = ""
         self.forward_failed = False
+        self.largest = 0.0
         self._missed: list[Tensor] = []
         self._nonfinite: list[Tensor] = []
 
@@ -105,6 +109,9 @@ class SolveMonitor:
         backward = direction == "backward"
         (self.backward if backward else self.forward).add(solution)
         if not backward:
+            self.largest = max(
+                self.largest, *map(largest_magnitude, Structure(solution.value).leaves)
+            )
             self._missed.append(~solution.converged.cpu())
             self._nonfinite.append((solution.status == Status.NONFINITE).cpu())
         if bool((solution.status >= Status.DIVERGED).any()):

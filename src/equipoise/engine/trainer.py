@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.core import (
     ConvergenceError,
     Interrupted,
-    SettingError,
+    RepeatedNotes,
     flush_denormals,
     interruptible,
     interruption,
@@ -22,9 +22,11 @@ from equipoise.core import (
     uninterrupted,
 )
 from equipoise.data import Dataset, Transform, batch_count, batches
+from equipoise.engine.blow_up import BlowUp, largest_magnitude
+from equipoise.engine.check_settings import check_settings
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
-from equipoise.engine.log import MetricLog, require_tensorboard
+from equipoise.engine.log import MetricLog
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.run_folder import RunFolder, run_identity
@@ -101,7 +103,13 @@ class Trainer:
         self.group = group or Group()
         self.folder = folder
         self.progress = progress or make_progress(quiet=not self.group.is_main)
-        self._check_settings(model)
+        check_settings(
+            self.settings,
+            model,
+            samples=len(train),
+            world=self.group.world,
+            held_out=test is not None and held_out,
+        )
         # samples of this process in each step
         self.local_batch = self.settings.batch // self.group.world
         self.steps_per_epoch = batch_count(
@@ -125,35 +133,9 @@ class Trainer:
             self.settings, self.optimizer_settings, self.schedule, self.train, self.test
         )
         self.store = RunFolder(folder, self.state, self.group, self.settings, identity)
+        self.notes, self.blow_up = RepeatedNotes(self.progress.note), BlowUp()
         self.began = False
         self.started = 0.0
-
-    def _check_settings(self, model: nn.Module) -> None:
-        """Raise for settings that do not fit the data, the model or the processes."""
-        settings, world = self.settings, self.group.world
-        if settings.patience and not (self.test is not None and self.held_out):
-            raise SettingError(
-                "train.patience",
-                "come with held-out samples to watch",
-                None,
-                "Set data.holdout.",
-                got="none",
-            )
-        if settings.batch % world:
-            raise SettingError(
-                "train.batch", f"be a multiple of the {world} processes", settings.batch
-            )
-        normalised = any(isinstance(part, nn.BatchNorm1d) for part in model.modules())
-        if normalised and len(self.train) // world * world % settings.batch == 1:
-            raise SettingError(
-                "train.batch",
-                "not leave one sample for the last step, which batch normalisation cannot take",
-                settings.batch,
-                "Choose another, or another data.subset.",
-                got=f"{settings.batch} for {len(self.train)} samples",
-            )
-        if settings.tensorboard:
-            require_tensorboard()
 
     def fit(self, *, resume: bool = False) -> Summary:
         """Train until the epochs are over; the model then has the weights that were scored.
@@ -179,7 +161,8 @@ class Trainer:
             self.stepper.wrapped = group.wrap(self.model)
             log = stack.enter_context(self.store.open_log())
             stack.enter_context(self.progress)
-            stack.enter_context(shown_by(self.progress))
+            stack.enter_context(self.notes)
+            stack.enter_context(shown_by(self.progress, self.notes))
             stack.enter_context(self.solves.listening())
             stack.enter_context(interruptible())
             stack.enter_context(uninterrupted())
@@ -286,13 +269,19 @@ class Trainer:
         self.state.epoch.load(self.state.epoch.vector + totals.vector)
         position.count_step(skipped=skipped, serious=verdict is Verdict.SKIP)
         line = totals.line()
+        if not skipped:
+            if position.first_loss is None:
+                position.first_loss = line["loss"]
+            largest = max(self.solves.largest, largest_magnitude(step.output))
+            if group.is_main:
+                self.blow_up.look(position.step, line["loss"], position.first_loss, largest)
         self.progress.step(
             position.step,
             position.epoch,
             {**line, "skipped": position.skipped, "failed": self.state.epoch.failed},
         )
         if skipped and position.skipped_in_a_row <= 1:
-            self.progress.note(f"step {position.step} was skipped: {self.stepper.skip_reason}")
+            self.notes.note(f"step {position.step} was skipped: {self.stepper.skip_reason}")
         if not skipped and position.step % self.settings.log_every and position.step != 1:
             return None
         residuals = (self.solves.forward.residual, self.solves.backward.residual)

@@ -1,0 +1,46 @@
+"""Settings of a run that do not fit its data, its model or its processes."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from equipoise.core import SettingError
+from equipoise.engine.log import require_tensorboard
+from equipoise.engine.settings import TrainConfig
+
+__all__ = ["check_settings"]
+
+
+def check_settings(
+    settings: TrainConfig, model: nn.Module, *, samples: int, world: int, held_out: bool
+) -> None:
+    """Raise `SettingError` for settings that do not fit.
+
+    Args:
+        settings: How the run goes.
+        model: What is trained.
+        samples: How many samples it learns from.
+        world: How many processes train together.
+        held_out: Whether there are held-out samples.
+    """
+    if settings.patience and not held_out:
+        raise SettingError(
+            "train.patience",
+            "come with held-out samples to watch",
+            None,
+            "Set data.holdout.",
+            got="none",
+        )
+    if settings.batch % world:
+        raise SettingError("train.batch", f"be a multiple of the {world} processes", settings.batch)
+    normalised = any(isinstance(part, nn.BatchNorm1d) for part in model.modules())
+    if normalised and samples // world * world % settings.batch == 1:
+        raise SettingError(
+            "train.batch",
+            "not leave one sample for the last step, which batch normalisation cannot take",
+            settings.batch,
+            "Choose another, or another data.subset.",
+            got=f"{settings.batch} for {samples} samples",
+        )
+    if settings.tensorboard:
+        require_tensorboard()
