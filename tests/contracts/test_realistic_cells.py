@@ -13,6 +13,7 @@ from torch import Tensor, multiprocessing, nn
 from torch import distributed as dist
 
 from equipoise import Cell, Equilibrium, Stop
+from equipoise.testing import check_cell
 from equipoise.testing.gradient_case import unroll
 from equipoise.testing.trees import convert, leaves, rows
 
@@ -81,6 +82,12 @@ def test_realistic_cell_has_the_derivatives_of_a_long_unroll(name: str) -> None:
         once = torch.autograd.grad(loss(z), tensors, retain_graph=True)
         close(list(once), expected[: len(once)], 1e-9, f"{solver}, gradients")
         close(derivatives(z, tensors), expected, 1e-8, f"{solver}, Hessian products")
+
+
+@pytest.mark.parametrize("name", REALISTIC)
+def test_realistic_cell_keeps_the_promises_of_cells(name: str) -> None:
+    cell, x = make(name)
+    check_cell(cell if name != "dropout" else cell.eval(), x, second=False)
 
 
 @pytest.mark.parametrize("name", REALISTIC)

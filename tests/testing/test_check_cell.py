@@ -216,3 +216,32 @@ def test_broken_cell_is_told(broken, check, sentence):
         check_cell(broken(), torch.randn(2, 2), solver=solver, second=False)
     assert caught.value.check == check
     assert isinstance(caught.value, AssertionError)
+
+
+class Complex(Cell):
+    """A complex state and complex weights, with a conjugate in the step."""
+
+    def __init__(self):
+        super().__init__()
+        self.W = nn.Parameter(0.2 * torch.randn(2, 2, dtype=torch.complex128))
+
+    def inject(self, x):
+        return x
+
+    def step(self, z, context):
+        return 0.3 * z.conj() @ self.W.T + context
+
+
+class HalfDetached(Complex):
+    """Loses the gradient of the imaginary part of its weight."""
+
+    def step(self, z, context):
+        W = torch.complex(self.W.real, self.W.imag.detach())
+        return 0.3 * z.conj() @ W.T + context
+
+
+def test_check_cell_takes_complex_cells_and_sees_their_imaginary_parts():
+    x = torch.randn(3, 2, dtype=torch.complex128)
+    check_cell(Complex(), x)
+    with pytest.raises(ContractError, match="agree with finite differences"):
+        check_cell(HalfDetached(), x)

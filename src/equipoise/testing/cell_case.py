@@ -16,7 +16,7 @@ from equipoise.layers.cell import Cell
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.solvers import Solver, Stop
 from equipoise.testing.contract import ContractError
-from equipoise.testing.trees import bare, convert, leaves, rows
+from equipoise.testing.trees import bare, convert, in_precision, is_inexact, leaves, rows
 
 __all__ = ["CellCase", "cast"]
 
@@ -43,7 +43,9 @@ class CellCase:
     def copied(self, dtype: torch.dtype) -> Cell:
         """Return a copy of the cell as it was given."""
         try:
-            return copy.deepcopy(self.given).to(dtype)
+            copied = copy.deepcopy(self.given)
+            copied._apply(lambda tensor: in_precision(tensor, dtype))  # type: ignore[no-untyped-call]
+            return copied
         except Exception as error:  # a cell may hold anything
             raise ContractError(
                 self.name,
@@ -67,16 +69,16 @@ class CellCase:
     @cached_property
     def tensors(self) -> list[Tensor]:
         """The input's tensors that can be differentiated, and the parameters."""
-        inputs = [leaf for leaf in leaves(self.x) if leaf.is_floating_point()]
+        inputs = [leaf for leaf in leaves(self.x) if is_inexact(leaf)]
         return [*inputs, *self.cell.parameters()]
 
     def run(self, layer: Equilibrium, tensors: Sequence[Tensor], samples: int | None = None) -> Any:
         """Return the output for the first samples of the input, as a function of `tensors`."""
-        count = sum(leaf.is_floating_point() for leaf in leaves(self.x))
+        count = sum(map(is_inexact, leaves(self.x)))
         inputs = iter(tensors[:count])
         x = convert(
             self.x,
-            lambda leaf: next(inputs) if leaf.is_floating_point() else leaf[:samples],
+            lambda leaf: next(inputs) if is_inexact(leaf) else leaf[:samples],
             lambda leaf: leaf,
         )
         names = [name for name, _ in layer.named_parameters()]
@@ -91,9 +93,9 @@ class CellCase:
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
-    """Return a tree with its floating-point tensors in another dtype, detached copies."""
+    """Return a tree with its floating-point tensors in another precision, detached copies."""
     return convert(
         tree,
-        lambda leaf: (leaf.to(dtype) if leaf.is_floating_point() else leaf).detach().clone(),
-        lambda leaf: Shared(leaf.tensor.to(dtype).detach()),
+        lambda leaf: in_precision(leaf, dtype).detach().clone(),
+        lambda leaf: Shared(in_precision(leaf.tensor, dtype).detach()),
     )

@@ -16,6 +16,7 @@ __all__ = ["STEP_CHECKS"]
 
 def _shapes_and_types_are_kept(case: CellCase) -> None:
     for dtype in (torch.float64, torch.float32):
+        kinds = (dtype, dtype.to_complex())
         cell, x = case.copied(dtype), cast(case.x, dtype)
         batch = leaves(x)[0].shape[0]
         with torch.no_grad():
@@ -35,7 +36,7 @@ def _shapes_and_types_are_kept(case: CellCase) -> None:
             )
         for leaf in leaves(z):
             require(
-                leaf.dim() > 0 and leaf.shape[0] == batch and leaf.dtype == dtype,
+                leaf.dim() > 0 and leaf.shape[0] == batch and leaf.dtype in kinds,
                 f"{case.name}.initial",
                 f"return {batch} samples in {dtype}, the dtype of input and weights",
                 f"shape {tuple(leaf.shape)} in {leaf.dtype}",
@@ -49,7 +50,7 @@ def _shapes_and_types_are_kept(case: CellCase) -> None:
         )
         for leaf in leaves(out):
             require(
-                leaf.dim() > 0 and leaf.shape[0] == batch and leaf.dtype == dtype,
+                leaf.dim() > 0 and leaf.shape[0] == batch and leaf.dtype in kinds,
                 f"{case.name}.readout",
                 f"return {batch} samples in {dtype}",
                 f"shape {tuple(leaf.shape)} in {leaf.dtype}",

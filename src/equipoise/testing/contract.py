@@ -147,7 +147,10 @@ def distance(found: Any, expected: Any) -> float:
     if len(pairs[0]) != len(pairs[1]):
         return math.inf
     for one, other in zip(*pairs, strict=True):
-        a, b = one.detach().double(), other.detach().double()
+        a, b = (
+            t.to(torch.complex128 if t.is_complex() else torch.float64).detach()
+            for t in (one, other)
+        )
         if a.shape != b.shape:
             return math.inf
         same = (a == b) | (a.isnan() & b.isnan())
@@ -177,7 +180,9 @@ def pickled(thing: Any, subject: str) -> Any:
     """Return a copy made by pickle, or a sentence if a function without a name forbids it."""
     try:
         return pickle.loads(pickle.dumps(thing))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except (pickle.PicklingError, AttributeError, TypeError, RuntimeError) as error:
+        if "Serialization of parametrized modules" in str(error):
+            return "it has parametrized weights, which torch saves by state dict only"
         if "<locals>" in str(error) or "<lambda>" in str(error):
             return "it is defined inside a function or holds a lambda, which pickle cannot find"
         raise ContractError(

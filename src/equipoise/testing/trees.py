@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.core.tree import Shared
 
-__all__ = ["bare", "convert", "leaves", "pick", "rows"]
+__all__ = ["bare", "convert", "in_precision", "is_inexact", "leaves", "pick", "rows"]
 
 
 def convert(tree: Any, change: Callable[[Tensor], Any], shared: Callable[[Shared], Any]) -> Any:
@@ -25,6 +25,18 @@ def convert(tree: Any, change: Callable[[Tensor], Any], shared: Callable[[Shared
         parts = [convert(value, change, shared) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
     return tree
+
+
+def is_inexact(tensor: Tensor) -> bool:
+    """Return whether a tensor is of real or complex floating-point numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def in_precision(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in the precision of a real dtype; complex numbers stay complex."""
+    if tensor.is_complex():
+        return tensor.to(dtype.to_complex())
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 def leaves(tree: Any) -> list[Tensor]:
