@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Sequence
 from functools import partial
 from types import CellType, FunctionType, MethodType, NoneType
@@ -11,18 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["copy_modules"]
+__all__ = ["copy_modules", "is_compiled"]
 
 PLAIN = frozenset(
     {bool, int, float, complex, str, bytes, NoneType, type, torch.Size, torch.dtype, torch.device}
 )
+COMPILED = ("_compiled_call_impl", "compiled_step")
+"""Attributes that, where a module has them, are called in place of its forward method."""
 SLOTS = ("_parameters", "_buffers", "_modules")
 INTERNAL = frozenset(vars(nn.Module()))
 HOOKS = tuple(name for name in sorted(INTERNAL) if name.endswith("hooks"))
 """Dictionaries of hooks; empty ones are shared with the original, which saves most of the time."""
 
 
-def copy_modules(modules: Sequence[nn.Module], replaced: dict[int, Any]) -> list[nn.Module]:
+def copy_modules(
+    modules: Sequence[nn.Module], replaced: dict[int, Any], *, compiled: bool = True
+) -> list[nn.Module]:
     """Copy modules that refer to each other, as far as their attributes reach.
 
     A copy has attributes of its own, and containers of its own where these are lists, tuples,
@@ -33,6 +38,7 @@ def copy_modules(modules: Sequence[nn.Module], replaced: dict[int, Any]) -> list
     Args:
         modules: The modules.
         replaced: What to put in place of some objects, by `id`; most often tensors.
+        compiled: Whether the copies are compiled where the originals are.
     """
     # Nothing of the original's runs: neither __init__ nor __setattr__ nor __getattr__.
     twins = [
@@ -41,7 +47,11 @@ def copy_modules(modules: Sequence[nn.Module], replaced: dict[int, Any]) -> list
     ]
     known = {id(module): twin for module, twin in zip(modules, twins, strict=True)}
     known.update(replaced)
-    copier = _Copier(known)
+    if not compiled:
+        for module in modules:
+            if "_orig_mod" in module._modules:  # what torch.compile makes of a module
+                known[id(module)] = known[id(module._modules["_orig_mod"])]
+    copier = _Copier(known, compiled)
     for module, twin in zip(modules, twins, strict=True):
         if twin is not module:
             attributes = vars(module).copy()
@@ -51,6 +61,9 @@ def copy_modules(modules: Sequence[nn.Module], replaced: dict[int, Any]) -> list
             for name in HOOKS:
                 if attributes[name]:
                     attributes[name] = copier.copy(attributes[name])
+            if not compiled:
+                for name in COMPILED:
+                    attributes.pop(name, None)
             for name in attributes.keys() - INTERNAL:
                 value = attributes[name]
                 if type(value) not in PLAIN:
@@ -59,11 +72,26 @@ def copy_modules(modules: Sequence[nn.Module], replaced: dict[int, Any]) -> list
     return twins
 
 
+def is_compiled(modules: Sequence[nn.Module]) -> bool:
+    """Return whether `torch.compile` made something of one of the modules or of its functions."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    for module in modules:
+        attributes = vars(module).copy()
+        if "_orig_mod" in module._modules or not attributes.keys().isdisjoint(COMPILED):
+            return True
+        functions = [value for value in attributes.values() if isinstance(value, FunctionType)]
+        if any(hasattr(function, "_torchdynamo_orig_callable") for function in functions):
+            return True
+    return False
+
+
 class _Copier:
     """Copies attributes; `known` says what stands for an object, by `id`."""
 
-    def __init__(self, known: dict[int, Any]) -> None:
+    def __init__(self, known: dict[int, Any], compiled: bool) -> None:
         self.known = known
+        self.compiled = compiled
 
     def copy(self, value: Any) -> Any:
         """Return the copy of an attribute."""
@@ -101,6 +129,9 @@ class _Copier:
             args = tuple(self.refer(arg) for arg in value.args)
             keywords = {name: self.refer(arg) for name, arg in value.keywords.items()}
             return partial(self.refer(value.func), *args, **keywords)
+        original = None if self.compiled else getattr(value, "_torchdynamo_orig_callable", None)
+        if original is not None:
+            return self.refer(original)
         if isinstance(value, FunctionType) and value.__closure__ is not None:
             return self._function(value)
         return value

@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from equipoise.core.module_copy import copy_modules
+from equipoise.core.module_copy import copy_modules, is_compiled
 
 __all__ = ["ModuleTensors", "find_untracked_tensor"]
 
@@ -71,17 +71,26 @@ class ModuleTensors:
         """Return whether `tensors` are the listed ones, the very objects."""
         return all(own is other for own, other in zip(self.tensors, tensors, strict=True))
 
-    def bind(self, tensors: Sequence[Tensor]) -> ModuleTensors:
-        """Return a private copy of the module as it is now, with `tensors` for the listed ones."""
+    def bind(self, tensors: Sequence[Tensor], *, compiled: bool = True) -> ModuleTensors:
+        """Return a private copy of the module as it is now, with `tensors` for the listed ones.
+
+        Args:
+            tensors: One for each of those listed.
+            compiled: Whether the copy is compiled where the module is.
+        """
         pairs = zip(self.tensors, tensors, strict=True)
         made = ModuleTensors.__new__(ModuleTensors)
-        made.modules = copy_modules(
-            self.modules, {id(own): other for own, other in pairs if own is not other}
-        )
+        replaced = {id(own): other for own, other in pairs if own is not other}
+        made.modules = copy_modules(self.modules, replaced, compiled=compiled)
         made.module, made.tensors, made.buffers = made.modules[0], list(tensors), self.buffers
         made._constants = self._constants
         made._versions = _versions(made.tensors[index] for index in made.buffers)
         return made
+
+    def uncompiled(self) -> ModuleTensors:
+        """Return itself, or a private copy that is not compiled if something in the module is."""
+        compiled = is_compiled(self.modules)
+        return self.bind(self.tensors, compiled=False) if compiled else self
 
     def freeze(self) -> ModuleTensors:
         """Return a private copy of the module as it is now, with the same tensors.

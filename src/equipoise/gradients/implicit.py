@@ -302,6 +302,7 @@ def _in_args(
     problem: Problem, z: Tensor, args: Sequence[Tensor], indices: Sequence[int]
 ) -> Callable[..., Tensor]:
     """Return the step at `z` as a function of the arguments at `indices` alone."""
+    problem = problem.uncompiled()
 
     def step(*chosen: Tensor) -> Tensor:
         full = list(args)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from equipoise.core.module_tensors import ModuleTensors
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.layers.certificate import Certificate, Link, significant
+from equipoise.layers.compiled_step import CompiledStep
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.problem import Problem
 from equipoise.solvers.problem import Equation, Linearization
@@ -41,6 +43,7 @@ class Cell(nn.Module):
     symmetric: bool = False
     coupled: bool = False
     linearize_keeps_graph: bool = False
+    compiled_step: CompiledStep | None = None
 
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
@@ -120,6 +123,24 @@ class Cell(nn.Module):
         """Call `step`, so that module hooks and `cell.compile()` work."""
         return self.step(z, context)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the step, with the arguments of `torch.compile`.
+
+        Unlike other modules, which share the code of `forward` and the compiler's limit of graphs
+        for it, each cell has code of its own.
+        """
+        self.compiled_step = CompiledStep(partial(torch.compile, *args, **kwargs))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.compiled_step is None:
+            return super().__call__(*args, **kwargs)
+        return self.compiled_step(self, *args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("compiled_step", None)
+        return state
+
 
 class CellEquation(Equation):
     """A cell's map on matrices, with the context and the weights as explicit arguments.
@@ -182,11 +203,12 @@ class CellEquation(Equation):
 
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         held = self.holding(args)
-        return held._flat(held.cell, args)
+        cell = held.cell
+        return held._flat(cell if cell.compiled_step is not None else cell._call_impl, args)
 
-    def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
-        # Compiled modules cannot be differentiated twice; `step` is not compiled with its module.
-        return None if self.cell._compiled_call_impl is None else self._flat(self.cell.step, args)
+    def uncompiled(self) -> CellEquation:
+        plain = self.module_tensors.uncompiled()
+        return self if plain is self.module_tensors else self._with_weights(plain)
 
     def _flat(
         self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]

@@ -126,10 +126,11 @@ class LinearProblem(Problem):
         return found
 
     def _differentiable_product(self, v: Tensor) -> Tensor:
+        base = self.base.uncompiled()
         if self.transpose:
-            product: Tensor = func_vjp(self.base, self.point)[1](v)[0]
+            product: Tensor = func_vjp(base, self.point)[1](v)[0]
             return product
-        return func_jvp(self.base, [self.point], [v])
+        return func_jvp(base, [self.point], [v])
 
     def linearized(self) -> LinearProblem:
         """Return the same problem with fast products."""

@@ -37,9 +37,7 @@ class Linearization:
     point: Tensor | None = None
 
 
-def linearize_by_autograd(
-    step: Callable[[Tensor], Tensor], z: Tensor, twice: Callable[[Tensor], Tensor] | None = None
-) -> Linearization:
+def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linearization:
     """Linearise `step` at `z` by recording it once.
 
     `J v` is the derivative of `u -> J^T u`, which is linear in `u`.
@@ -47,7 +45,6 @@ def linearize_by_autograd(
     Args:
         step: The map.
         z: Where.
-        twice: The same map in a form that can be differentiated twice, if `step` cannot.
     """
     if torch.is_inference_mode_enabled():
         raise ValueError(
@@ -71,9 +68,8 @@ def linearize_by_autograd(
         if not forward:
             with torch.enable_grad():
                 dummy = torch.zeros_like(value, requires_grad=True)
-                recorded = value if twice is None else twice(point)
                 (pulled,) = torch.autograd.grad(
-                    recorded, point, dummy, create_graph=True, allow_unused=True
+                    value, point, dummy, create_graph=True, allow_unused=True
                 )
             if pulled is None or not pulled.requires_grad:
                 return torch.zeros_like(v)
@@ -131,9 +127,12 @@ class Equation(ABC):
         """Return the names of what was written to since the equation was frozen, where known."""
         return []
 
-    def twice_differentiable(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor] | None:
-        """Return `z -> f(z, args)` in a form that can be differentiated twice, if `bind` cannot."""
-        return None
+    def uncompiled(self) -> Equation:
+        """Return the equation without compiled code, for derivatives; by default itself.
+
+        Compiled code can be differentiated once only, and its graph be used once only.
+        """
+        return self
 
     def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
         """Return the linearisation in `z`, if the equation knows better than autograd."""
@@ -201,6 +200,10 @@ class Problem(ABC):
     @abstractmethod
     def with_args(self, args: Sequence[Tensor]) -> Problem:
         """Return the same equation with other arguments, in all of which it is differentiable."""
+
+    def uncompiled(self) -> Problem:
+        """Return the problem without compiled code, for derivatives; by default itself."""
+        return self
 
     @abstractmethod
     def freeze(self) -> Problem:
@@ -306,9 +309,7 @@ class MapProblem(Problem):
 
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
-        return self.declared(z) or linearize_by_autograd(
-            self._step, z, self._bound.twice_differentiable(self.args)
-        )
+        return self.declared(z) or linearize_by_autograd(self.uncompiled()._step, z)
 
     def declared(self, z: Tensor) -> Linearization | None:
         return self._bound.declared(z, self.args)
@@ -326,6 +327,10 @@ class MapProblem(Problem):
 
     def with_args(self, args: Sequence[Tensor]) -> Problem:
         return MapProblem(self.equation, args, copies=self.copies)
+
+    def uncompiled(self) -> MapProblem:
+        plain = self._bound.uncompiled()
+        return self if plain is self._bound else MapProblem(plain, self.args, self.work)
 
     def freeze(self) -> Problem:
         return MapProblem(*self._bound.freeze(self.args))
