@@ -407,3 +407,18 @@ def test_trees_and_complex_states_have_roots() -> None:
     torch.testing.assert_close(
         torch.autograd.grad(w.abs().sum(), c), torch.autograd.grad(c.sqrt().abs().sum(), c)
     )
+
+
+def test_equations_of_very_different_scales_are_solved() -> None:
+    generator = torch.Generator().manual_seed(0)
+    A = torch.eye(3, dtype=FLOAT) + 0.1 * torch.randn(20, 3, 3, dtype=FLOAT, generator=generator)
+    scales = torch.tensor([1e-6, 1.0, 1e6], dtype=FLOAT)
+    b = torch.ones(20, 3, dtype=FLOAT)
+
+    def system(z: Tensor, A: Tensor, b: Tensor) -> Tensor:
+        return scales * (torch.einsum("bij,bj->bi", A, z) + z**3 - b)
+
+    found = root(system, torch.zeros(20, 3, dtype=FLOAT), A, b, return_solution=True)
+    assert found.converged.all()
+    back = torch.einsum("bij,bj->bi", A, found.value) + found.value**3
+    torch.testing.assert_close(back, b, rtol=1e-3, atol=1e-3)

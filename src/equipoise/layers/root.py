@@ -21,6 +21,7 @@ from equipoise.layers.function import FunctionCell, FunctionLayer
 from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.linear_problem import LinearProblem, func_vjp
 from equipoise.solvers.loop import run
+from equipoise.solvers.newton import Newton
 from equipoise.solvers.policy import OnFailure
 from equipoise.solvers.problem import Equation, MapProblem, Problem, linearize_by_autograd
 from equipoise.solvers.protocol import Solution, Solver, Status, Stop, Trace
@@ -34,8 +35,17 @@ FALL = 0.36
 To a simple root it falls to 0, to one of multiplicity m to (1 - 1/m)^m < 1/e. Near a pole Newton
 steps are short too, but there it falls to more than 1/e.
 """
-ROUNDING = 1000
-"""Newton steps this many roundings long need not make `|g|` fall."""
+ROUNDED = 0.75
+"""Relative steps shorter than machine epsilon to this power may be rounding of `g` alone.
+
+They need not make `|g|` fall.
+"""
+MAX_DENSE = 64
+"""States up to this wide have their Newton systems solved by elimination.
+
+Krylov methods solve the largest equations first, so that among equations of very different scales
+their rough steps are no Newton steps.
+"""
 MAX_ROUNDS = 20
 """How often the search starts anew in other units."""
 
@@ -186,7 +196,7 @@ def _newton_step(
         # Relative to the largest entry, since squares of small ones underflow.
         unit = now.abs().amax(dim=1, keepdim=True) if z.shape[1] else 1.0
         falls = row_norm(then / unit) <= FALL * row_norm(now / unit)
-        rounding = ROUNDING * torch.finfo(z.dtype).eps
+        rounding = torch.finfo(z.dtype).eps ** ROUNDED
         return length, size, falls | at_root | (length <= rounding * size)
 
 
@@ -248,7 +258,8 @@ def root(
         g: The function; returns the tree and the shapes of `z0`.
         z0: Where to start: one tensor or a tree of tensors.
         *args: What else `g` needs: trees of tensors, and anything that is no tensor.
-        solver: A solver or its name; `auto` is Newton's method.
+        solver: A solver or its name; `newton` and `auto` are Newton's method, with dense matrices
+            for states up to 64 numbers wide.
         gradient: `implicit`, or an `Implicit` with settings; its automatic solver is GMRES.
         tolerance: Relative length of Newton's step to reach; also for the adjoint solve.
         max_steps: Updates at most, likewise.
@@ -267,17 +278,20 @@ def root(
     if strategy.solver == "auto":
         strategy = replace(strategy, solver=GMRES(memory=50))
     cell = RootCell(g, symmetric=False, coupled=coupled)
+    leaves = [leaf for leaf in pytree.tree_leaves(cell.enter(z0)) if isinstance(leaf, Tensor)]
+    if solver in ("auto", "newton"):
+        width = sum(leaf.numel() // max(len(leaf), 1) if leaf.dim() else 1 for leaf in leaves)
+        solver = Newton(inner="dense" if width <= MAX_DENSE else "krylov")
     layer = FunctionLayer(
         cell,
         on_failure,
-        solver="newton" if solver == "auto" else solver,
+        solver=solver,
         gradient=_AtRoot(strategy),
         tolerance=tolerance,
         max_steps=max_steps,
         stop=stop,
     )
-    first = next((leaf for leaf in pytree.tree_leaves(z0) if isinstance(leaf, Tensor)), None)
-    ones = _factors(torch.ones(1) if first is None else first, 1.0, 1.0)
+    ones = _factors(leaves[0] if leaves else torch.ones(1), 1.0, 1.0)
     if return_solution:
         return layer.solve((ones, *args), cell.enter(z0), trace=trace)
     return layer((ones, *args), cell.enter(z0), trace=trace)
