@@ -48,18 +48,16 @@ def test_broyden_solves_every_sample_of_a_monotone_network() -> None:
 @pytest.mark.parametrize(("width", "memory"), [(12, 6), (12, 1), (3, 8)])
 def test_full_memory_keeps_the_best_approximation_of_half_its_rank(width: int, memory: int) -> None:
     rule = _Secant(memory)
-    shape = (memory, 2, width)
-    rule.left = list(torch.randn(shape, dtype=torch.float64))
-    rule.right = list(torch.randn(shape, dtype=torch.float64))
+    rule.used = memory
+    rule.left, rule.right = torch.randn(2, 2, memory, width, dtype=torch.float64)
 
     def update() -> Tensor:
-        terms = zip(rule.left, rule.right, strict=True)
-        return sum((u[:, :, None] * v[:, None] for u, v in terms), torch.zeros(2, width, width))
+        return rule.left[:, : rule.used].mT @ rule.right[:, : rule.used]
 
     left, singular, right = np.linalg.svd(update().numpy())
     singular[:, memory // 2 :] = 0
     rule._reduce()
-    assert len(rule.left) == len(rule.right) <= memory // 2
+    assert rule.used <= memory // 2
     np.testing.assert_allclose(update().numpy(), left * singular[:, None] @ right, atol=1e-12)
 
 

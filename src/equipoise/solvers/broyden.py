@@ -52,25 +52,26 @@ class Broyden(Solver):
 class _Secant(Rule):
     def __init__(self, memory: int) -> None:
         self.memory = memory
-        self.left: list[Tensor] = []
-        self.right: list[Tensor] = []
+        self.used = 0
+        self.left = self.right = torch.empty(0)  # u_i and v_i, (samples, memory, width)
         self.move: Tensor | None = None
 
     def advance(self, at: Point) -> Move:
         gap = at.gap
         if self.move is None:
             self.move = gap
+            self.left = gap.new_empty(gap.shape[0], self.memory, gap.shape[1])
+            self.right = torch.empty_like(self.left)
             return Move(at.f)
-        if len(self.left) == self.memory:
+        if self.used == self.memory:
             self._reduce()
         move = self.move
-        image, pulled = gap, move
-        for u, v in zip(self.left, self.right, strict=True):
-            image = torch.addcmul(image, u, row_dot(v, gap))
-            pulled = torch.addcmul(pulled, v, row_dot(u, move))
+        left, right = self.left[:, : self.used], self.right[:, : self.used]
+        image, pulled = _updated(gap, left, right), _updated(move, right, left)
         u = image * self._weight(row_dot(move, image - move), row_dot(move, move))
-        self.left.append(u)
-        self.right.append(pulled)
+        self.left[:, self.used] = u
+        self.right[:, self.used] = pulled
+        self.used += 1
         self.move = torch.addcmul(image, u, row_dot(pulled, gap))
         return Move(at.z + self.move)
 
@@ -96,21 +97,22 @@ class _Secant(Rule):
 
     def _reduce(self) -> None:
         """Keep the part of `sum_i u_i v_i^T` with the largest singular values."""
-        kept = self.memory // 2
-        if kept:
-            left, right = torch.stack(self.left, dim=2), torch.stack(self.right, dim=2)
-            finite = (left.sum(dim=(1, 2)) + right.sum(dim=(1, 2))).isfinite()[:, None, None]
-            left, right = torch.where(finite, left, 0.0), torch.where(finite, right, 0.0)
-            left, upper = torch.linalg.qr(left)
-            right, lower = torch.linalg.qr(right)
-            a, singular, b = torch.linalg.svd(upper @ lower.mT)
-            left = left @ (a * singular.unsqueeze(1))[:, :, :kept]
-            right = right @ b.mT[:, :, :kept]
-            self.left, self.right = list(left.mT.unbind(1)), list(right.mT.unbind(1))
-        else:
-            self.left, self.right = [], []
+        left, right = self.left[:, : self.used].mT, self.right[:, : self.used].mT
+        self.used = min(self.memory // 2, left.shape[1])
+        finite = (left.sum(dim=(1, 2)) + right.sum(dim=(1, 2))).isfinite()[:, None, None]
+        left, right = torch.where(finite, left, 0.0), torch.where(finite, right, 0.0)
+        left, upper = torch.linalg.qr(left)
+        right, lower = torch.linalg.qr(right)
+        a, singular, b = torch.linalg.svd(upper @ lower.mT)
+        self.left[:, : self.used] = (left @ (a * singular.unsqueeze(1))).mT[:, : self.used]
+        self.right[:, : self.used] = (right @ b.mT).mT[:, : self.used]
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
-        self.left = [u[rows] for u in self.left]
-        self.right = [v[rows] for v in self.right]
-        self.move = None if self.move is None else self.move[rows]
+        if self.move is not None:
+            self.left, self.right, self.move = self.left[rows], self.right[rows], self.move[rows]
+
+
+def _updated(v: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return `v + sum_i left_i <right_i, v>`."""
+    row = v.unsqueeze(1)
+    return torch.baddbmm(row, torch.bmm(row, right.mT), left).squeeze(1)
