@@ -66,6 +66,11 @@ class LinearProblem(Problem):
         self._fast_product: Callable[[Any], Any] | None = None
         if local is not None:
             self._fast_product = local.vjp if transpose or base.symmetric else local.jvp
+        # Without a selection of its own the linearisation is recorded again, and its graph with it.
+        self.evaluations_to_select = 0.0 if local is None or local.select_rows else 2.0
+
+    def cost_per_row(self, width: int) -> int:
+        return self.base.cost_per_row(width)
 
     def product(self, v: Tensor) -> Tensor:
         """Return the linear part at `v`."""

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm, to_numpy
+from equipoise.solvers.dropping import DropRule
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Solution, Status, Stop, Trace
 
@@ -14,8 +15,6 @@ __all__ = ["Monitor"]
 
 PROGRESS = 0.999
 """A residual has fallen if it is below this fraction of the best one so far."""
-CROWDED = 0.5
-"""Finished samples leave the batch, which costs a copy, when at most this fraction is left."""
 MAX_HISTORY = 1000
 """Residuals of a sample kept at most, to tell growth from standstill."""
 MAX_FEW_SAMPLES = 4
@@ -111,6 +110,7 @@ class Monitor:
         self.recent = np.full((min(self.patience, stop.max_steps, MAX_HISTORY) + 1, count), np.nan)
         self.looks = 0
         self.value: Tensor | None = None
+        self.drop_rule: DropRule | None = None
         self.finishes = 0  # looks at which some sample ended
         self.status = np.zeros(count, dtype=np.int64)
         self.residual = np.zeros(count)
@@ -159,7 +159,8 @@ class Monitor:
             if self.idle:
                 waiting |= ~self.going
             if step < stop.max_steps and _all(waiting):
-                return None  # the common case: every sample is on its way
+                # The common case: every sample is on its way.
+                return self._leave(step, problem) if self.idle else None
 
         # An iterate that has run far away makes any residual relatively small; infinity is not less
         # than itself.
@@ -173,9 +174,9 @@ class Monitor:
         over = far | last if self.runs_all_steps else converged | far | stalled | last
         over &= self.going
         if not over.any():
-            return None
+            return self._leave(step, problem) if self.idle else None
         self._finish(step, problem, residual, converged, over, stalled, far)
-        return self._leave(problem)
+        return self._leave(step, problem)
 
     def _few(self, count: int) -> FewSamples | None:
         small = 0 < count <= MAX_FEW_SAMPLES and self.path is None
@@ -263,12 +264,17 @@ class Monitor:
                 )
         return growing
 
-    def _leave(self, problem: Problem) -> Tensor | None:
-        """Drop the rows that are over, if they are many, and then return the rows kept."""
+    def _leave(self, step: int, problem: Problem) -> Tensor | None:
+        """Drop the rows that are over, if that pays, and then return the rows kept."""
         rows = self.going.nonzero()[0]
         if not len(rows):
             return torch.empty(0, dtype=torch.int64)
-        if len(rows) > CROWDED * len(self.going) or not problem.can_drop_rows:
+        if not problem.can_drop_rows:
+            return None
+        if self.drop_rule is None:
+            self.drop_rule = DropRule(problem, self.best_z.shape[1])
+        needed = int(self.steps.sum()) + step * len(rows)
+        if not self.drop_rule.is_due(problem, step, len(self.going), len(rows), needed):
             return None
         keep = torch.from_numpy(rows).to(self.best_z.device)
         if isinstance(self.improved, np.ndarray):

@@ -165,6 +165,7 @@ class Problem(ABC):
         coupled_name: What declares that, for error messages.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         drifts: Whether evaluating moves the map, as power iterations on a weight do.
+        evaluations_to_select: Evaluations of each row that is left, which `select_rows` makes.
         work: Counter of evaluations and Jacobian products, shared with the problems made from this
             one by `select_rows`.
     """
@@ -179,6 +180,7 @@ class Problem(ABC):
     coupled_name: str = "coupled"
     linearize_keeps_graph: bool = False
     drifts: bool = False
+    evaluations_to_select: float = 0.0
     work: Work
 
     @abstractmethod
@@ -212,6 +214,10 @@ class Problem(ABC):
     def written(self) -> list[str]:
         """Return the names of what was written to since the problem was frozen, where known."""
         return []
+
+    def cost_per_row(self, width: int) -> int:
+        """Return how many numbers evaluating one row touches at least; `width` are its state's."""
+        return width
 
     def copying(self) -> Problem:
         """Return the problem with values in memory of their own.
@@ -321,6 +327,15 @@ class MapProblem(Problem):
             for arg, batched in zip(self.args, self.equation.rows, strict=True)
         ]
         return MapProblem(self._bound, args, self.work, copies=self.copies)
+
+    def cost_per_row(self, width: int) -> int:
+        # A dense layer uses each weight for each row; a convolution uses it at each pixel.
+        weights = sum(
+            arg.numel()
+            for arg, batched in zip(self.args, self.equation.rows, strict=True)
+            if not batched
+        )
+        return max(width, weights)
 
     def copying(self) -> Problem:
         return MapProblem(self.equation, self.args, self.work, copies=True)
