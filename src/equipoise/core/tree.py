@@ -258,6 +258,11 @@ class Layout:
         """Real numbers in one row."""
         return sum(self._widths) * (self.batch if self.coupled else 1)
 
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """How many numbers of a row belong to each tensor of the state."""
+        return tuple(width * (self.batch if self.coupled else 1) for width in self._widths)
+
     def unpack(self, flat: Tensor) -> Tree:
         """Return a matrix with any number of rows as a state."""
         if self._matrix:

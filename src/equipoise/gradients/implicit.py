@@ -82,6 +82,7 @@ class _Task:
         recording: Whether derivatives may be asked for.
         solved: The problem as it was solved, once it is.
         status: How the samples of the forward problem ended.
+        scale: What their residuals are relative to.
     """
 
     plan: Plan
@@ -90,6 +91,7 @@ class _Task:
     recording: bool = False
     solved: Problem | None = None
     status: Tensor | None = None
+    scale: Tensor | None = None
 
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
@@ -104,10 +106,10 @@ class _Task:
     def freeze(self) -> _Task:
         """Return the task for its derivatives: what the step read is what they will use."""
         problem, solution = (self.solved or self.problem).freeze(), self.plan.solution
-        status = None
+        status = scale = None
         if solution is not None and not isinstance(problem, LinearProblem):
-            status = solution.status
-        return _Task(self.plan, self.settings, problem, True, None, status)
+            status, scale = solution.status, solution.scale
+        return _Task(self.plan, self.settings, problem, True, None, status, scale)
 
     def refuse_change(self, z: Tensor, value: Tensor) -> None:
         """Raise unless samples that had converged are still equilibria of the step.
@@ -121,6 +123,8 @@ class _Task:
         if self.status is None or not z.numel():
             return
         residual, scale = to_numpy(row_norm(value - z)), to_numpy(row_norm(value))
+        if self.scale is not None:  # at an equilibrium at zero more than the state
+            scale = np.maximum(scale, to_numpy(self.scale))
         allowed = SLACK * self.plan.stop.target(scale) + ROUNDING * torch.finfo(z.dtype).eps * scale
         if self.problem.drifts:
             allowed = np.maximum(allowed, DRIFT * scale)
@@ -164,6 +168,7 @@ class _Task:
             max_steps=settings.max_steps or plan.stop.max_steps,
             patience=plan.stop.patience,
             check_every=plan.stop.check_every,
+            norm=plan.stop.norm,
         )
         unit = _unit(problem.g)
         if unit is not None:

@@ -121,8 +121,7 @@ class _Search(Plan):
         made = torch.zeros(len(z), dtype=torch.int64, device=z.device)
         work = made.clone()
         # A root at zero is reached when it is zero to rounding, seen from where the search began.
-        given = self.stop.absolute if self.stop.absolute != Stop.absolute else 0.0
-        tiny = (torch.finfo(z.dtype).eps * row_norm(z0)).clamp(min=given)
+        tiny = (torch.finfo(z.dtype).eps * row_norm(z0)).clamp(min=self.stop.absolute)
         stop = replace(self.stop, absolute=float(tiny.min()) if len(z) else 0.0)
         trace: Trace | None = None
         for _ in range(MAX_ROUNDS):

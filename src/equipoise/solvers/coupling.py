@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_norm
+from equipoise.solvers.measure import assess
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Solution, Status, Stop
 
@@ -42,7 +44,7 @@ class CheckSchedule:
         return count < FIRST_CHECKS or count % CHECK_PERIOD == 0
 
 
-def check_whole_batch(problem: Problem, solution: Solution, stop: Stop) -> None:
+def check_whole_batch(problem: Problem, solution: Solution, stop: Stop, start: np.ndarray) -> None:
     """Evaluate the whole batch at the solution, and see that what converged has converged there.
 
     A sample that ended before others was judged while these were elsewhere, or gone. That makes no
@@ -56,31 +58,27 @@ def check_whole_batch(problem: Problem, solution: Solution, stop: Stop) -> None:
         problem: The problem of the whole batch.
         solution: How it ended, on matrices; changed in place.
         stop: The stopping rule.
+        start: The sizes of the start.
     """
     z: Tensor = solution.value
     with _buffers_kept(problem) as written:
         f = problem(z)
         drifts = written()
     solution.evaluations += 1
-    residual, scale = row_norm(f - z), problem.scale(f)
-    short = solution.converged & ~(residual <= ROUNDED * stop.target(scale))
+    rounded = replace(stop, tolerance=ROUNDED * stop.tolerance, absolute=ROUNDED * stop.absolute)
+    residual, _, reached = assess(problem, z, f, rounded, start)
+    short = solution.converged & ~reached
     if bool(short.any()):
-        refuse_coupling(problem, z, f, residual, scale, short, stop)
+        refuse_coupling(problem, z, f, residual, short, stop)
         # A map that moves when it is evaluated, as power iterations on a weight do, was another one
         # when these samples ended.
         if not drifts:
             solution.status[short] = int(Status.STALLED)
-            solution.residual[short] = (residual / scale)[short]
+            solution.residual[short] = residual[short]
 
 
 def refuse_coupling(
-    problem: Problem,
-    z: Tensor,
-    f: Tensor,
-    residual: Tensor,
-    scale: Tensor,
-    short: Tensor,
-    stop: Stop,
+    problem: Problem, z: Tensor, f: Tensor, residual: Tensor, short: Tensor, stop: Stop
 ) -> None:
     """Raise ValueError if samples that fall short of their target do so because of other samples.
 
@@ -88,14 +86,13 @@ def refuse_coupling(
         problem: The problem of the whole batch.
         z: The state that is called its solution.
         f: The map there.
-        residual: The length of each row of `f - z`.
-        scale: What these are relative to.
+        residual: Relative residuals there.
         short: The rows that were said to have converged and have not.
         stop: The stopping rule.
     """
     if problem.coupled or len(z) == 1:
         return
-    limit = COUPLED * stop.target(scale) + 100 * torch.finfo(z.dtype).eps * scale
+    limit = COUPLED * stop.tolerance + 100 * torch.finfo(z.dtype).eps
     excess = torch.where(short & ~(residual <= limit), residual / limit, 0.0).nan_to_num(torch.inf)
     row = int(excess.argmax())
     if excess[row] == 0 or not _depends_on_others(problem, z, f, row):
@@ -103,7 +100,7 @@ def refuse_coupling(
     raise ValueError(
         f"{problem.coupled_name} must be True for a step whose samples depend on each other; got "
         f"False, and sample {row} converged while the others moved on, but in the whole batch its "
-        f"relative residual is {float(residual[row] / scale[row]):.1e}. Set it, or see that the "
+        f"relative residual is {float(residual[row]):.1e}. Set it, or see that the "
         "batch is the first axis and that no operation mixes its samples."
     )
 

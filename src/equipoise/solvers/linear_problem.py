@@ -51,7 +51,7 @@ class LinearProblem(Problem):
     ) -> None:
         self.base = base
         self.point = point
-        self.g = g
+        self.g = self.constant = g
         self.transpose = transpose
         self.local = local
         self.forcing = forcing
@@ -165,6 +165,13 @@ class LinearProblem(Problem):
         if local is not None:
             local = local.select_rows(rows) if local.select_rows else base.linearize(point)
         return self._with_local(base, point, self.g[rows], local)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return self.base.columns
+
+    def scaled(self, unit: Tensor) -> LinearProblem:
+        return self.with_constant(self.g / unit)
 
     def with_constant(self, g: Tensor) -> LinearProblem:
         """Return the same problem with another constant term."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_norm
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
+from equipoise.solvers.measure import assess
 from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
-from equipoise.solvers.protocol import Point, Solution, Solver, Status, Stop
+from equipoise.solvers.protocol import Point, Rule, Solution, Solver, Status, Stop
 
 __all__ = ["judge", "run"]
 
@@ -64,9 +65,9 @@ def run(
         # Every sample had ended before the steps that were never made.
         solution.states = [monitor.kept.get(step, solution.value) for step in states]
         if solver.tracks_residual and z.numel():
-            _verify(problem, solution, solver, stop)
+            _verify(problem, solution, solver, stop, monitor.start)
         elif monitor.ended_apart() and check():
-            check_whole_batch(problem, solution, stop)
+            check_whole_batch(problem, solution, stop, monitor.start)
     except RuntimeError as error:
         left = problem.work.rows_left
         if left is not None and left < len(z) and not hasattr(error, "__notes__"):
@@ -86,19 +87,17 @@ def judge(problem: Problem, z: Tensor, solver: Solver, stop: Stop, steps: int) -
 
     Each sample has converged, has not yet, or is not finite.
     """
-    f = problem(z)
-    residual, scale = row_norm(f - z), problem.scale(f)
-    status = torch.where(
-        residual <= stop.target(scale), int(Status.CONVERGED), int(Status.MAX_STEPS)
-    )
+    residual, scale, reached = assess(problem, z, problem(z), stop)
+    status = torch.where(reached, int(Status.CONVERGED), int(Status.MAX_STEPS))
     status = torch.where(residual.isfinite(), status, int(Status.NONFINITE))
     made = torch.full_like(status, steps)
     return Solution(
         z,
         status,
-        _relative(residual, scale),
+        residual,
         made,
         made + 1,
+        scale=scale,
         stop=stop,
         solver=solver,
         unrolled=True,
@@ -149,6 +148,10 @@ def _drive(
             monitor.keep_state(step, z)
         if step % every == 0 or step == stop.max_steps:
             keep = monitor.look(step, problem, at)
+            unit, monitor.unit_change = monitor.unit_change, None
+            if unit is not None:
+                problem, at, rule = _change_units(problem, at, rule, solver, unit)
+                keep = monitor.look(step, problem, at)
             if keep is not None:
                 if not keep.numel():
                     break
@@ -166,7 +169,21 @@ def _drive(
     return monitor
 
 
-def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) -> None:
+def _change_units(
+    problem: Problem, at: Point, rule: Rule, solver: Solver, unit: Tensor
+) -> tuple[Problem, Point, Rule]:
+    """Return problem, point and rule in units of `unit`; what the rule remembers is forgotten."""
+    problem = problem.scaled(unit)
+    at = Point(at.z / unit, at.f / unit, at.gap / unit)
+    if solver.runs_all_steps:  # it counts its steps
+        rule.select_rows(problem, torch.arange(len(unit), device=unit.device))
+        return problem, at, rule
+    return problem, at, solver.start(problem, at.z, at.f)
+
+
+def _verify(
+    problem: Problem, solution: Solution, solver: Solver, stop: Stop, start: np.ndarray
+) -> None:
     """Recompute the residuals of a solver that predicts them.
 
     Samples that have drifted continue from where they are.
@@ -175,12 +192,11 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
     while True:
         z = solution.value
         f = problem(z)
-        residual, scale = row_norm(f - z), problem.scale(f)
-        solution.residual = _relative(residual, scale)
+        solution.residual, solution.scale, reached = assess(problem, z, f, stop, start)
         solution.evaluations += 1
-        short = solution.converged & ~(residual <= stop.target(scale))
+        short = solution.converged & ~reached
         if bool(short.any()) and not before.isfinite().any():
-            refuse_coupling(problem, z, f, residual, scale, short, stop)
+            refuse_coupling(problem, z, f, solution.residual, short, stop)
         # Starting again has not helped: the recurrence drifts faster than it converges.
         solution.status[short & ~(solution.residual < PROGRESS * before)] = int(Status.STALLED)
         before = solution.residual
@@ -205,7 +221,3 @@ def _verify(problem: Problem, solution: Solution, solver: Solver, stop: Stop) ->
         solution.status[rows] = again.status
         solution.steps[rows] += again.steps
         solution.evaluations[rows] += again.evaluations
-
-
-def _relative(residual: Tensor, scale: Tensor) -> Tensor:
-    return torch.where(residual == 0, torch.zeros_like(residual), residual / scale)

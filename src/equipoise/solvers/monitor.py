@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.tree import row_norm, to_numpy
 from equipoise.solvers.dropping import DropRule
+from equipoise.solvers.measure import as_array, pick_measure
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Solution, Status, Stop, Trace
 
@@ -41,18 +41,21 @@ class FewSamples:
         self.stop = stop
         self.best: tuple[list[float], list[float]] | None = None
 
-    def follow(self, residual: list[float], scale: list[float], mark: np.ndarray) -> bool:
+    def follow(
+        self, residual: list[float], scale: list[float], mark: np.ndarray, guard: np.ndarray
+    ) -> bool:
         """Return whether all samples are on their way.
 
         Args:
             residual: Their residuals now.
             scale: What these are relative to.
             mark: Their residuals before, if it has followed none since the last `pop`.
+            guard: Residuals that may be small enough whatever the scale.
         """
-        absolute, tolerance = self.stop.absolute, self.stop.tolerance
+        tolerance = self.stop.tolerance
         before = mark.tolist() if self.best is None else self.best[0]
-        for now, unit, last in zip(residual, scale, before, strict=True):
-            if not absolute + tolerance * unit < now < PROGRESS * last:
+        for now, unit, last, least in zip(residual, scale, before, guard.tolist(), strict=True):
+            if not least + tolerance * unit < now < PROGRESS * last:
                 return False
         self.best = residual, scale
         return True
@@ -102,9 +105,11 @@ class Monitor:
         # The look of the last real fall, one for all while they agree.
         self.improved: int | np.ndarray = 0
         self.patience = -(-stop.patience // every)  # in looks
-        self.limit = np.zeros(count)
         # A solver that leaves fixed points may start at zero, where its first step sets the scale.
-        self.looks_that_set_the_limit = 2 if runs_all_steps else 1
+        self.start_looks = 2 if runs_all_steps else 1
+        self.measure = pick_measure(stop, problem, z, self.start_looks)
+        self.units: Tensor | None = None  # of the rows, as a column, where they are not 1
+        self.unit_change: Tensor | None = None
         # One ring in place of an array for each look: small blocks that outlive big ones would
         # fragment the heap.
         self.recent = np.full((min(self.patience, stop.max_steps, MAX_HISTORY) + 1, count), np.nan)
@@ -114,6 +119,8 @@ class Monitor:
         self.finishes = 0  # looks at which some sample ended
         self.status = np.zeros(count, dtype=np.int64)
         self.residual = np.zeros(count)
+        self.scale = np.zeros(count)
+        self.start = np.zeros(self.measure.start.shape)  # the sizes of the start
         self.steps = np.zeros(count, dtype=np.int64)
         self.evaluations = np.zeros(count, dtype=np.int64)
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
@@ -124,14 +131,16 @@ class Monitor:
         """Judge the rows at work.
 
         Return the rows to continue with if the others should leave the batch, nothing to continue
-        with all, and no rows at the end.
+        with all, and no rows at the end. If it sets `unit_change` it has judged nothing: the rows
+        are too large or too small to square, and it must be called again with the problem and the
+        point in units that many times larger.
         """
-        stop, z = self.stop, at.z
-        norm = problem.scale(at.f)
+        stop, z, measure = self.stop, at.z, self.measure
+        size, norm = measure.read(problem, at)
         if self.few is not None:
             if 0 < step < stop.max_steps:
-                numbers = at.size.tolist()
-                if self.few.follow(numbers, norm.tolist(), self.mark):
+                numbers = size.tolist()
+                if self.few.follow(numbers, norm.tolist(), self.mark, measure.guard):
                     self._remember(numbers)
                     self.best_z, self.improved = z, self.looks
                     return None
@@ -139,51 +148,97 @@ class Monitor:
             if followed is not None:
                 self.best, self.best_scale = followed
                 self.mark = self.best
-        residual, scale = to_numpy(at.size), to_numpy(norm)
-        if self.looks < self.looks_that_set_the_limit:
-            size = np.maximum(np.maximum(residual, scale), to_numpy(row_norm(z))).astype(float)
-            self.limit = np.maximum(self.limit, stop.growth * size)
-        self._remember(residual)
-        if self.path is not None:
-            self._record(z, residual, scale)
-
-        target = stop.target(scale)
+        residual, scale = as_array(size), as_array(norm)
+        if self.looks < self.start_looks:
+            if self._change_units(residual, scale, at):
+                return None
+            measure.begin(residual, scale, at)
         fell = residual < PROGRESS * self.mark
         if self.idle:
             fell |= ~self.going
         all_fell = _all(fell)
-        if all_fell:
-            self.best, self.best_scale, self.best_z = residual, scale, z
-            self.mark, self.improved = residual, self.looks
-            waiting = residual > target
+        if all_fell and self.path is None and step < stop.max_steps:
+            waiting = residual > measure.guard + stop.tolerance * scale
             if self.idle:
                 waiting |= ~self.going
-            if step < stop.max_steps and _all(waiting):
-                # The common case: every sample is on its way.
+            if _all(waiting):  # the common case: every sample is on its way
+                self._remember(residual)
+                self.best, self.best_scale, self.best_z = residual, scale, z
+                self.mark, self.improved = residual, self.looks
                 return self._leave(step, problem) if self.idle else None
+        if self._change_units(residual, scale, at):
+            return None
+        return self._judge(step, problem, at, residual, scale, fell)
 
-        # An iterate that has run far away makes any residual relatively small; infinity is not less
-        # than itself.
-        far = ~(np.maximum(residual, scale) <= self.limit) | np.isinf(residual)
-        converged = (residual <= target) & ~far
+    def _judge(
+        self,
+        step: int,
+        problem: Problem,
+        at: Point,
+        residual: np.ndarray,
+        scale: np.ndarray,
+        fell: np.ndarray,
+    ) -> Tensor | None:
+        stop, z, measure = self.stop, at.z, self.measure
+        self._remember(residual)
+        unit, reached = measure.judge(residual, scale, self.recent)
+        if self.path is not None:
+            self._record(z, residual, scale)
+        far = measure.far(residual, scale)
+        converged = reached & ~far
         last = step == stop.max_steps
-        if not all_fell:
+        if _all(fell):
+            self.best, self.best_scale, self.best_z = residual, unit, z
+            self.mark, self.improved = residual, self.looks
+        else:
             chosen = ~far if self.runs_all_steps and last else converged
-            self._keep_best(z, residual, scale, fell, chosen)
+            self._keep_best(z, residual, unit, fell, chosen)
         stalled = self.looks - self.improved >= self.patience
-        over = far | last if self.runs_all_steps else converged | far | stalled | last
+        over = converged | far | last
+        growing = np.zeros(len(residual), dtype=bool)
+        if self.runs_all_steps:
+            over = far | last
+        elif last or np.any(stalled):
+            growing = self._growing((over | stalled) & self.going & ~converged)
+            # What still grows below 1 may level off there, as a saturating step does: it is too
+            # early to tell.
+            early = growing & (np.maximum(residual, scale) < 1) & ~far
+            if early.any():
+                growing &= ~early
+                stalled &= ~early
+                self.improved = np.where(early, self.looks, self.improved)
+            over |= stalled
         over &= self.going
         if not over.any():
             return self._leave(step, problem) if self.idle else None
-        self._finish(step, problem, residual, converged, over, stalled, far)
+        self._finish(step, problem, residual, converged, over, stalled, far, growing)
         return self._leave(step, problem)
+
+    def _change_units(self, residual: np.ndarray, scale: np.ndarray, at: Point) -> bool:
+        """Return whether the rows need other units, and note by how much."""
+        change = self.measure.change_units(residual, scale, self.going, at)
+        if change is None:
+            return False
+        self.unit_change = change
+        self.units = change if self.units is None else self.units * change
+        self.best_z = self.best_z / change
+        return True
+
+    def _true(self, z: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Return iterates, of all rows or of some, in the units of the problem."""
+        if self.units is None:
+            return z
+        return z * (self.units if rows is None else self.units.index_select(0, rows))
 
     def _few(self, count: int) -> FewSamples | None:
         small = 0 < count <= MAX_FEW_SAMPLES and self.path is None
         return FewSamples(self.stop) if small else None
 
     def _remember(self, residual: np.ndarray | list[float]) -> None:
-        self.recent[self.looks % len(self.recent)] = residual
+        place = self.looks % len(self.recent)
+        if place == 0 and self.looks:
+            self.measure.remember(self.recent)
+        self.recent[place] = residual
         self.looks += 1
 
     def _keep_best(
@@ -212,6 +267,7 @@ class Monitor:
         over: np.ndarray,
         stalled: np.ndarray | bool,
         far: np.ndarray,
+        growing: np.ndarray,
     ) -> None:
         """Write down how the rows in `over` ended."""
         status = np.zeros(len(over), dtype=np.int64)
@@ -220,7 +276,7 @@ class Monitor:
             status[failed] = Status.MAX_STEPS
             if not self.runs_all_steps:
                 status[failed & stalled] = Status.STALLED
-                status[self._growing(failed)] = Status.DIVERGED
+                status[failed & growing] = Status.DIVERGED
             status[failed & far] = Status.DIVERGED
             status[failed & ~np.isfinite(residual)] = Status.NONFINITE
         samples = self.samples[over]
@@ -228,17 +284,19 @@ class Monitor:
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(self.best == 0, 0.0, self.best / self.best_scale)
         self.residual[samples] = relative[over]
+        self.scale[samples] = self.best_scale[over]
+        self.start[samples] = self.measure.start[over]
         self.steps[samples] = step
         self.evaluations[samples] = problem.work.count - self.before
         if len(samples) == len(self.status):
             # A copy, because a step may return somebody else's memory.
-            self.value = self.best_z.clone()
+            self.value = self.best_z.clone() if self.units is None else self._true(self.best_z)
         else:
             if self.value is None:
                 self.value = self.best_z.new_empty(len(self.status), self.best_z.shape[1])
             rows = torch.from_numpy(over.nonzero()[0]).to(self.value.device)
             where = torch.from_numpy(samples).to(self.value.device)
-            self.value.index_copy_(0, where, self.best_z.index_select(0, rows))
+            self.value.index_copy_(0, where, self._true(self.best_z.index_select(0, rows), rows))
         self.going &= ~over
         self.finishes += 1
         self.idle = True
@@ -279,9 +337,11 @@ class Monitor:
         keep = torch.from_numpy(rows).to(self.best_z.device)
         if isinstance(self.improved, np.ndarray):
             self.improved = self.improved[rows]
-        for name in ("samples", "best", "best_scale", "mark", "limit", "going"):
+        for name in ("samples", "best", "best_scale", "mark", "going"):
             setattr(self, name, getattr(self, name)[rows])
+        self.measure.select_rows(rows)
         self.best_z = self.best_z.index_select(0, keep)
+        self.units = None if self.units is None else self.units.index_select(0, keep)
         self.idle = False
         self.few = self._few(len(rows))
         self.recent = self.recent[:, rows]
@@ -292,6 +352,7 @@ class Monitor:
 
         Those that are over stay where they ended.
         """
+        z = self._true(z)
         state = z.clone() if self.value is None else self.value.clone()
         if self.value is not None:
             moving = self.going.nonzero()[0]
@@ -302,6 +363,7 @@ class Monitor:
     def _record(self, z: Tensor, residual: np.ndarray, scale: np.ndarray) -> None:
         assert self.path is not None
         states, residuals = self.path
+        z = self._true(z)
         state = states[-1].clone() if states else z.clone()
         line = residuals[-1].copy() if residuals else np.zeros(len(self.status))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -319,7 +381,7 @@ class Monitor:
 
     def solution(self) -> Solution:
         """Everything that was written down."""
-        value = self.best_z if self.value is None else self.value
+        value = self._true(self.best_z) if self.value is None else self.value
         dtype, device = value.dtype, value.device
         trace = None
         if self.path is not None:
@@ -329,6 +391,7 @@ class Monitor:
             value=value,
             status=torch.from_numpy(self.status).to(device),
             residual=torch.from_numpy(self.residual).to(device, dtype),
+            scale=torch.from_numpy(self.scale).to(device, dtype),
             steps=torch.from_numpy(self.steps).to(device),
             evaluations=torch.from_numpy(self.evaluations).to(device),
             trace=trace,

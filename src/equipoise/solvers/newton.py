@@ -68,7 +68,7 @@ class _Search(Rule):
         self.problem = problem
         self.krylov: Solver = ConjugateGradient() if problem.symmetric else GMRES()
         self.expected = {"auto": float(FIRST_GUESS), "krylov": 0.0, "dense": math.inf}[solver.inner]
-        self.stop = Stop(solver.forcing, absolute=0.0, max_steps=solver.inner_steps)
+        self.stop = Stop(solver.forcing, max_steps=solver.inner_steps, norm="state")
         self.local: Linearization | None = None
         # Plain steps that each sample has still to take, as a column.
         self.rest: Tensor | None = None

@@ -168,6 +168,7 @@ class Problem(ABC):
         evaluations_to_select: Evaluations of each row that is left, which `select_rows` makes.
         work: Counter of evaluations and Jacobian products, shared with the problems made from this
             one by `select_rows`.
+        constant: The constant term of an affine map, which its residuals are relative to as well.
     """
 
     args: Sequence[Tensor]
@@ -182,6 +183,7 @@ class Problem(ABC):
     drifts: bool = False
     evaluations_to_select: float = 0.0
     work: Work
+    constant: Tensor | None = None
 
     @abstractmethod
     def __call__(self, z: Tensor) -> Tensor:
@@ -229,6 +231,19 @@ class Problem(ABC):
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
         return row_norm(f)
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """How many columns each tensor of the state has; empty if that is not known."""
+        return ()
+
+    def scaled(self, unit: Tensor) -> Problem:
+        """Return the problem in units of its rows, `y -> f(unit y) / unit`.
+
+        Args:
+            unit: The units, as a column.
+        """
+        return ScaledProblem(self, unit)
 
     def unpack(self, z: Tensor) -> Tree:
         """Return rows as the state that they stand for, for what needs its shape."""
@@ -353,8 +368,80 @@ class MapProblem(Problem):
     def written(self) -> list[str]:
         return self.equation.written()
 
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return () if self.equation.layout is None else self.equation.layout.columns
+
     def unpack(self, z: Tensor) -> Tree:
         return self.equation.unpack(z)
 
     def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
         return self.equation.pack(state, owner)
+
+
+class ScaledProblem(Problem):
+    """`y = f(u y) / u`, with a unit `u` for each row: where `f` has rows of an extreme size.
+
+    Its Jacobian is that of `f`.
+
+    Args:
+        base: The problem.
+        unit: The units, as a column.
+    """
+
+    def __init__(self, base: Problem, unit: Tensor) -> None:
+        self.base = base
+        self.unit = unit
+        self.args = base.args
+        self.mutable_args = base.mutable_args
+        self.symmetric = base.symmetric
+        self.can_drop_rows = base.can_drop_rows
+        self.coupled, self.coupled_name = base.coupled, base.coupled_name
+        self.drifts = base.drifts
+        self.work = base.work
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return self.base(z * self.unit) / self.unit
+
+    def linearize(self, z: Tensor) -> Linearization:
+        return self._in_units(self.base.linearize(z * self.unit), self.unit)
+
+    def declared(self, z: Tensor) -> Linearization | None:
+        local = self.base.declared(z * self.unit)
+        return None if local is None else self._in_units(local, self.unit)
+
+    def _in_units(self, local: Linearization, unit: Tensor) -> Linearization:
+        select_rows = local.select_rows
+        return Linearization(
+            local.value / unit,
+            local.jvp,
+            local.vjp,
+            None
+            if select_rows is None
+            else lambda rows: self._in_units(select_rows(rows), unit[rows]),
+        )
+
+    def select_rows(self, rows: Tensor) -> Problem:
+        return ScaledProblem(self.base.select_rows(rows), self.unit[rows])
+
+    def with_args(self, args: Sequence[Tensor]) -> Problem:
+        return ScaledProblem(self.base.with_args(args), self.unit)
+
+    def freeze(self) -> Problem:
+        return ScaledProblem(self.base.freeze(), self.unit)
+
+    def written(self) -> list[str]:
+        return self.base.written()
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return self.base.columns
+
+    def scaled(self, unit: Tensor) -> Problem:
+        return ScaledProblem(self.base, self.unit * unit)
+
+    def unpack(self, z: Tensor) -> Tree:
+        return self.base.unpack(z * self.unit)
+
+    def pack(self, state: Tree, owner: str = "Cell.step") -> Tensor:
+        return self.base.pack(state, owner) / self.unit

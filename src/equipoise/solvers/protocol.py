@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from equipoise.core.registry import Registry
+from equipoise.core.registry import Registry, choose
 from equipoise.core.tree import Tree, row_norm
 from equipoise.core.validate import require_between, require_count, require_positive
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from equipoise.solvers.problem import Problem
 
 __all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace"]
+
+Norm = Literal["state", "leaf", "element"]
+"""What of a state must reach the tolerance by itself."""
 
 
 class Status(IntEnum):
@@ -44,26 +47,33 @@ class Status(IntEnum):
 class Stop:
     """When a solve is over.
 
-    A sample has converged if `|f(z) - z| <= absolute + tolerance * |f(z)|`.
+    A sample has converged if `|f(z) - z| <= absolute + tolerance * |f(z)|`. Where the sample's own
+    path says that this means nothing, `equipoise.solvers.measure` has the details: an iterate that
+    has run far away counts only if its residual has fallen too, and a residual of 1e-14 times the
+    size of the start is that of an equilibrium at zero.
 
     Args:
         tolerance: Relative residual to reach.
-        absolute: Residual that is always small enough; lets equilibria at zero converge.
+        absolute: Residual that is always small enough.
+        norm: What must reach the tolerance: each `leaf` of the state by itself, so that a large one
+            cannot hide a small one; the whole `state`; or each `element`. For a state of one tensor
+            the first two are the same.
         max_steps: Updates made at most.
         patience: A sample has stalled if its best residual has not fallen by a thousandth in this
             many updates.
-        growth: A residual or an iterate this many times larger than the start's own scale counts as
-            divergence at once.
+        growth: A residual or an iterate this many times larger than the start, or than 1 if the
+            start is smaller, counts as divergence at once.
         check_every: Updates between two looks at the residuals; looking makes a GPU wait. By
             default 1 on a CPU, 4 elsewhere.
     """
 
     tolerance: float = 1e-4
-    absolute: float = 1e-14
+    absolute: float = 0.0
     max_steps: int = 100
     patience: int = 50
     growth: float = 1e8
     check_every: int | None = None
+    norm: Norm = "leaf"
 
     def __post_init__(self) -> None:
         require_positive("Stop.tolerance", self.tolerance)
@@ -73,6 +83,7 @@ class Stop:
         require_between("Stop.growth", self.growth, 1, math.inf, "(]")
         if self.check_every is not None:
             require_count("Stop.check_every", self.check_every)
+        choose("Stop.norm", self.norm, get_args(Norm))
 
     def target(self, scale: Any) -> Any:
         """Return the residual at which a sample of this scale has converged.
@@ -104,7 +115,9 @@ class Solution:
     Attributes:
         value: The equilibrium, or the best finite iterate where there is none.
         status: `Status` codes, shape (batch,).
-        residual: `|f(z) - z| / |f(z)|` at `value`, recomputed, shape (batch,).
+        residual: `|f(z) - z| / |f(z)|` at `value`, recomputed, in the norm of `stop`, shape
+            (batch,).
+        scale: What `residual` is relative to, `|f(z)|` but for equilibria at zero, shape (batch,).
         steps: Updates made, shape (batch,).
         evaluations: Evaluations of the map and products with its Jacobian, shape (batch,). One of
             them may be a last look at the whole batch (see `equipoise.solvers.coupling`).
@@ -121,6 +134,7 @@ class Solution:
     residual: Tensor
     steps: Tensor
     evaluations: Tensor
+    scale: Tensor | None = None
     trace: Trace | None = None
     states: list[Tree] | None = None
     adjoint: Solution | None = None

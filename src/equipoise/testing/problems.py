@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.core.tree import Shared
 from equipoise.solvers import Equation, Linearization, LinearProblem, MapProblem
-from equipoise.testing.trees import bare, rows
+from equipoise.testing.trees import bare, leaves, rows
 
 __all__ = [
     "PROBLEMS",
@@ -27,6 +27,7 @@ __all__ = [
     "contraction",
     "dottie",
     "linear",
+    "relative_residual_of",
     "relu",
     "residual_of",
     "symmetric",
@@ -57,6 +58,16 @@ def residual_of(problem: Known, z: Any) -> tuple[Tensor, Tensor]:
     """`|f(z) - z|` and `|f(z)|` for each sample."""
     f = rows(problem.step(z, bare(problem.context)))
     return (f - rows(z)).norm(dim=1), f.norm(dim=1)
+
+
+def relative_residual_of(problem: Known, z: Any) -> Tensor:
+    """The largest `|f(z) - z| / |f(z)|` among the leaves of the state, for each sample."""
+    f = problem.step(z, bare(problem.context))
+    parts = [
+        (image - leaf).flatten(1).norm(dim=1) / image.flatten(1).norm(dim=1)
+        for image, leaf in zip(leaves(f), leaves(z), strict=True)
+    ]
+    return torch.stack(parts).amax(dim=0)
 
 
 def contraction(*shape: int, norm: float = 0.8, dtype: torch.dtype = torch.float64) -> Tensor:

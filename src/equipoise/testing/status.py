@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise.solvers import SOLVERS, Solution, Solver, Status, Stop, solve
 from equipoise.testing.contract import require
 from equipoise.testing.fates import AFFINE, Sample, draw_batch, stack, step
 
-__all__ = ["check_statuses", "require_true_statuses"]
+__all__ = ["check_statuses", "relative_to", "require_true_statuses"]
 
 STOP = Stop(tolerance=1e-6, max_steps=120, patience=50)
 
@@ -43,6 +44,32 @@ def check_statuses(
     return solution
 
 
+def relative_to(stop: Stop, made: np.ndarray, sizes: np.ndarray, start: float) -> np.ndarray:
+    """Return what the residuals of one sample are judged by at each step.
+
+    `|f(z)|`, but at most the larger of the worst residual so far and `start / (2 tolerance)`, and
+    at least `min(1e-14 / tolerance, 1e-3) * start`.
+
+    Args:
+        stop: The rules, with the norm of the whole state.
+        made: Its residuals, one for each step.
+        sizes: Its `|f(z)|`.
+        start: The size of the start, the larger of `|z|`, `|f(z)|` and `|f(z) - z|`.
+    """
+    reach = max(1.0, min(stop.growth, 0.5 / stop.tolerance))
+    capped = np.minimum(sizes, np.maximum(reach * start, np.fmax.accumulate(made)))
+    unit: np.ndarray = np.maximum(capped, min(1e-14 / stop.tolerance, 1e-3) * start)
+    return unit
+
+
+def _length(matrix: Tensor) -> Tensor:
+    """The norm of each row, also where its square would overflow."""
+    unit = matrix.abs().amax(dim=1, keepdim=True).clamp(torch.finfo(matrix.dtype).tiny)
+    unit = torch.where(unit.isfinite(), unit, 1.0)
+    length: Tensor = (matrix / unit).norm(dim=1) * unit[:, 0]
+    return length
+
+
 def require_true_statuses(
     subject: str, samples: Sequence[Sample], solution: Solution, stop: Stop
 ) -> None:
@@ -56,20 +83,27 @@ def require_true_statuses(
     """
     _, context = stack(samples)
     f = step(solution.value, context)
-    residual, scale = (f - solution.value).norm(dim=1), f.norm(dim=1)
+    residual, scale = _length(f - solution.value), _length(f)
     assert solution.trace is not None
     images = [step(state, context) for state in solution.trace.state]
     history = torch.stack(
-        [(g - z).norm(dim=1) for g, z in zip(images, solution.trace.state, strict=True)]
+        [_length(g - z) for g, z in zip(images, solution.trace.state, strict=True)]
     ).numpy()
-    sizes = torch.stack([g.norm(dim=1) for g in images]).numpy()
-    reach = stop.growth * np.maximum(
+    sizes = torch.stack([_length(g) for g in images]).numpy()
+    first = np.maximum(
         np.maximum(history[0], sizes[0]), solution.trace.state[0].norm(dim=1).numpy()
     )
+    reach = stop.growth * np.maximum(first, 1)
     for i, sample in enumerate(samples):
         status, steps = Status(int(solution.status[i])), int(solution.steps[i])
         made = history[: steps + 1, i]
-        target = stop.absolute + stop.tolerance * float(scale[i])
+        # What is returned need not be the last iterate.
+        path = (
+            np.append(made, float(residual[i])),
+            np.append(sizes[: steps + 1, i], float(scale[i])),
+        )
+        unit = float(relative_to(stop, *path, float(first[i]))[-1])
+        target = stop.absolute + stop.tolerance * unit
         told = (
             f"{status.name} after {steps} steps of a sample of the family {sample.family!r}, whose "
             f"recomputed residual is {float(residual[i]):.1e} for a target of {target:.1e}"
@@ -83,6 +117,8 @@ def require_true_statuses(
             "return the best finite iterate, never NaN or infinity",
         )
         arrived = math.isfinite(residual[i]) and float(residual[i]) <= target * (1 + 1e-6)
+        if unit < float(scale[i]):  # far from the start: rounding must not hide a residual
+            arrived &= torch.finfo(f.dtype).eps * float(scale[i]) <= target
         promise(
             (status == Status.CONVERGED) == (arrived and float(scale[i]) <= reach[i]),
             "call a sample CONVERGED if and only if its recomputed residual |f(z) - z| is within "
@@ -99,7 +135,9 @@ def require_true_statuses(
             promise(status != Status.NONFINITE, "not overflow on an affine map")
         if np.isfinite(made).any():
             told_residual = float(solution.residual[i])
-            truth = float(residual[i] / scale[i]) if residual[i] else 0.0
+            truth = 0.0
+            if residual[i] != 0:
+                truth = float(residual[i]) / max(float(scale[i]), unit)
             promise(
                 math.isclose(told_residual, truth, rel_tol=1e-4, abs_tol=1e-14),
                 f"report the recomputed relative residual {truth:.3e}, not {told_residual:.3e}",
