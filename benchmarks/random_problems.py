@@ -284,7 +284,7 @@ def excess(case: Case, value: Any, context: Any, dtype: torch.dtype, stop: Stop)
     worst = torch.zeros(len(leaves(value)[0]), dtype=torch.float64)
     four = [leaves(value), leaves(case.step(value, context))]
     four += [leaves(start), leaves(case.step(start, context))]
-    if getattr(stop, "norm", "state") == "state":  # one length for all leaves together
+    if stop.norm == "state":  # one length for all leaves together
         four = [[torch.cat(parts, dim=1)] for parts in four]
     for z, f, z0, f0 in zip(*four, strict=True):
         size = torch.maximum(_norm(f), _norm(z))
