@@ -130,6 +130,50 @@ def test_resume_of_a_finished_run_changes_nothing_that_counts(run, tmp_path):
     assert (copy / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+CONSTANT = [*SMALL, "schedule.name=constant", "train.checkpoint_keep=1"]
+
+
+def test_resume_with_more_epochs_equals_a_run_that_had_them_from_the_start(tmp_path):
+    long, short = tmp_path / "long", tmp_path / "short"
+    train_run(load_config("digits", [*CONSTANT, "train.epochs=2"]), long, quiet=True)
+    train_run(load_config("digits", CONSTANT), short, quiet=True)
+    summary = resume_run(short, ["train.epochs=2", "train.evaluate_batch=100"], quiet=True)
+    assert summary.epochs == load_config(short).train.epochs == 2
+    assert load_config(short).train.evaluate_batch == 100
+    weights = [read_checkpoint(folder / "model.safetensors")[0] for folder in (long, short)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    steps = [
+        [line["step"] for line in read_metrics(folder / "metrics.jsonl")]
+        for folder in (long, short)
+    ]
+    assert steps[0] == steps[1]
+    assert [path.name for path in (short / "checkpoints").iterdir()] == [
+        "step-000000008.safetensors"
+    ]
+    with pytest.raises(ValueError, match=r"train\.epochs must be at least 2 as before; got 1"):
+        resume_run(short, ["train.epochs=1"], quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        (
+            "train.epochs=2",
+            "train.epochs must stay 1 when the run is resumed, since the learning rates of the "
+            "schedule 'cosine' depend on it; got 2. Begin another run with: equipoise train",
+        ),
+        ("optimizer.learning_rate=1", "optimizer.learning_rate must stay 0."),
+        ("data.subset=64", "data.subset must stay 128 when the run is resumed; got 64"),
+    ],
+)
+def test_resume_with_what_must_not_change_is_refused(run, setting, reason):
+    folder = run[0]
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        resume_run(folder, [setting], quiet=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
 def test_run_without_weights_says_so(run, tmp_path):
     folder, _ = run
     copy = shutil.copytree(folder, tmp_path / "copy")

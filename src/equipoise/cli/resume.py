@@ -13,6 +13,13 @@ __all__ = ["RESUME"]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what `resume` takes."""
     add_run(parser)
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="a setting to change from now on, such as train.epochs=40; only those that leave the "
+        "steps as they are that are over",
+    )
     add_quiet(parser)
 
 
@@ -22,10 +29,16 @@ def run(arguments: Namespace) -> int:
 
     folder = arguments.folder
     return train_and_tell(
-        folder, folder / "config.toml", lambda: resume_run(folder, quiet=arguments.quiet)
+        folder,
+        folder / "config.toml",
+        lambda: resume_run(folder, arguments.settings, quiet=arguments.quiet),
     )
 
 
 RESUME = Command(
-    "Resume a run that was stopped.", "equipoise resume runs/first", add_arguments, run
+    "Resume a run that was stopped, or go on with one that is over.",
+    "equipoise resume runs/first train.epochs=40",
+    add_arguments,
+    run,
+    many="settings",
 )

@@ -49,7 +49,9 @@ class RunFolder:
     ) -> None:
         self.path, self.state, self.group = path, state, group
         self._settings, self._identity = settings, dict(identity)
-        self._checkpoints = Checkpoints(path / "checkpoints") if path else None
+        self._checkpoints = (
+            Checkpoints(path / "checkpoints", settings.checkpoint_keep) if path else None
+        )
         self._saved_at = time.monotonic()
         self._lock: RunLock | None = None
         self._saved = (-1, -1)  # the step and the epoch of the last checkpoint
@@ -210,15 +212,15 @@ def run_identity(
     """Return the settings and the data with which alone a checkpoint can be resumed.
 
     Args:
-        settings: How the run goes; `TrainConfig.free` may change.
+        settings: How the run goes; `TrainConfig.free` may change, and so may the epochs if the
+            schedule does not depend on them.
         optimizer: Its optimiser.
         schedule: Its schedule.
         train: The samples it learns from.
         test: The samples it scores.
     """
-    fixed = {
-        name: value for name, value in asdict(settings).items() if name not in TrainConfig.free
-    }
+    free = {*TrainConfig.free, *(() if schedule.depends_on_length else ("epochs",))}
+    fixed = {name: value for name, value in asdict(settings).items() if name not in free}
     sections = {"train": fixed, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
     flat = {
         f"{section}.{name}": value

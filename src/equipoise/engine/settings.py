@@ -45,6 +45,7 @@ class TrainConfig:
             after which the run stops.
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
+        checkpoint_keep: How many checkpoints are kept, the newest.
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` uses a GPU if there is one.
         threads: Threads of torch on a CPU; 0 keeps torch's own number.
@@ -62,6 +63,7 @@ class TrainConfig:
         "failures",
         "checkpoint_minutes",
         "checkpoint_steps",
+        "checkpoint_keep",
         "log_every",
         "device",
         "threads",
@@ -79,6 +81,7 @@ class TrainConfig:
     failures: int = 10
     checkpoint_minutes: float = 5.0
     checkpoint_steps: int = 0
+    checkpoint_keep: int = 2
     log_every: int = 10
     device: str = "auto"
     threads: int = 0
@@ -88,6 +91,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "evaluate_batch", "failures", "log_every"):
             require_count(f"train.{name}", getattr(self, name))
+        require_count("train.checkpoint_keep", self.checkpoint_keep)
         for name in ("patience", "checkpoint_steps"):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)
@@ -188,6 +192,11 @@ class ScheduleConfig:
                 self.milestones,
                 got="none",
             )
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the factor of a step depends on how many steps the whole run has."""
+        return self.name not in ("constant", "step")
 
     def factor(self, step: int, steps: int, steps_per_epoch: int) -> float:
         """Return the factor of the learning rate at one step of a run.

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,6 +47,7 @@ from equipoise.runs.build import (
     resolve,
     try_out,
 )
+from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, DataConfig, dump_config, load_config, same_run
 from equipoise.runs.run_report import read_json, report_run
 
@@ -58,7 +59,12 @@ class ReportWarning(UserWarning):
 
 
 def train_run(
-    config: Config, folder: Path, *, resume: bool = False, quiet: bool = False
+    config: Config,
+    folder: Path,
+    *,
+    resume: bool = False,
+    changed: bool = False,
+    quiet: bool = False,
 ) -> Summary:
     """Train as a config says, keep the run in a folder, and return what came out.
 
@@ -70,6 +76,8 @@ def train_run(
         folder: Where to keep the run; new or empty, unless `resume`.
         resume: Whether to resume from the last checkpoint, if the folder holds one of the same
             config.
+        changed: Whether the config of the run that is resumed is replaced by this one, as far as
+            it may change.
         quiet: Whether to show nothing meanwhile.
     """
     # First of all, since a model's own module may register the task: a process that a sweep spawned
@@ -112,7 +120,9 @@ def train_run(
                 trainer.progress.note(f"{folder} was left by {lock.left_by}, which is gone")
             group.on_main(
                 folder,
-                lambda: _write_beginning(folder, config, resume=resume, world=group.world),
+                lambda: _write_beginning(
+                    folder, config, resume=resume, changed=changed, world=group.world
+                ),
             )
             return _train(trainer, samples.test, folder, resume=resume)
 
@@ -136,14 +146,17 @@ def _train(trainer: Trainer, test: Dataset, folder: Path, *, resume: bool) -> Su
     return summary
 
 
-def resume_run(folder: Path, *, quiet: bool = False) -> Summary:
+def resume_run(folder: Path, settings: Sequence[str] = (), *, quiet: bool = False) -> Summary:
     """Resume a run that was stopped, as if it had never been.
 
     Args:
         folder: Where it is kept.
+        settings: What to change from now on, such as `train.epochs=40`; see `require_resumable`.
         quiet: Whether to show nothing meanwhile.
     """
-    return train_run(load_config(folder), folder, resume=True, quiet=quiet)
+    config = load_config(folder, settings)
+    require_resumable(folder, config)
+    return train_run(config, folder, resume=True, changed=bool(settings), quiet=quiet)
 
 
 def _load(group: Group, data: DataConfig) -> Samples:
@@ -214,10 +227,18 @@ def _has_checkpoints(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("*.safetensors"))
 
 
-def _write_beginning(folder: Path, config: Config, *, resume: bool, world: int) -> None:
+def _write_beginning(
+    folder: Path, config: Config, *, resume: bool, changed: bool, world: int
+) -> None:
     _check_folder(folder, resume=resume)  # again, since nobody else writes here any more
     here = (folder / "config.toml").exists()
-    if here and not same_run(load_config(folder), config):
+    if here and changed:
+        require_resumable(folder, config)
+        longer = config.train.epochs != load_config(folder).train.epochs
+        write_atomically(folder / "config.toml", dump_config(config))
+        if longer:  # what came out is not known any more
+            (folder / "summary.json").unlink(missing_ok=True)
+    elif here and not same_run(load_config(folder), config):
         raise SourceError(
             folder,
             "holds a run with another config. Choose another folder, or resume that run with: "
