@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equipoise import ConvergenceError, ConvergenceWarning
+from equipoise.cli import main
 from equipoise.data import AddNoise, Normalize, PadCropFlip, RandomResizedCrop, Resize, load_data
 from equipoise.engine import CheckpointError, make_task, read_checkpoint, read_metrics
 from equipoise.models import Model
@@ -160,7 +161,7 @@ def test_resume_with_more_epochs_equals_a_run_that_had_them_from_the_start(tmp_p
         (
             "train.epochs=2",
             "train.epochs must stay 1 when the run is resumed, since the learning rates of the "
-            "schedule 'cosine' depend on it; got 2. Begin another run with: equipoise train",
+            "schedule 'one-cycle' depend on it; got 2. Go on in another run with: equipoise train",
         ),
         ("optimizer.learning_rate=1", "optimizer.learning_rate must stay 0."),
         ("data.subset=64", "data.subset must stay 128 when the run is resumed; got 64"),
@@ -172,6 +173,42 @@ def test_resume_with_what_must_not_change_is_refused(run, setting, reason):
     with pytest.raises(ValueError, match=re.escape(reason)):
         resume_run(folder, [setting], quiet=True)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("classes", [[], ["data.classes=[0, 1, 2]"]])
+def test_run_starts_from_the_weights_of_another(run, tmp_path, monkeypatch, capsys, classes):
+    begun: list[dict[str, torch.Tensor]] = []
+
+    def begin(trainer, **_):
+        begun.append(trainer.model.state_dict())
+        raise KeyboardInterrupt
+
+    source, folder = run[0], tmp_path / "run"
+    monkeypatch.setattr(run_module.Trainer, "fit", begin)
+    words = ["train", str(source), "train.epochs=2", *classes, "--output", str(folder)]
+    assert main([*words, "--from-weights"]) == 130
+    assert main(["resume", str(folder)]) == 130  # before there is a checkpoint
+    weights, _ = read_checkpoint(source / "model.safetensors")
+    new = ["head.classifier.weight", "head.classifier.bias"] if classes else []
+    for started in begun:
+        assert [name for name in started if not torch.equal(started[name], weights[name])] == new
+    config = load_config(folder)
+    assert config.model.options["num_classes"] == (3 if classes else 10)
+    assert config.train.epochs == 2
+    rest = f"; new are {', '.join(new)}" if new else ""
+    told = f"starting from the weights of {source}{rest}"
+    assert capsys.readouterr().err.count(told + "\n") == 2
+
+
+def test_weights_to_start_from_must_be_there_and_of_this_model(run, tmp_path, capsys):
+    for words, reason in (
+        (["digits"], "digits: must be the folder of a run with weights to start from"),
+        ([str(run[0]), "model.options.channels=3"], "weights of another model|channels"),
+    ):
+        folder = tmp_path / "new"
+        assert main(["train", *words, "--output", str(folder), "--from-weights"]) == 2
+        assert re.search(reason, capsys.readouterr().err)
+        assert not folder.exists()
 
 
 def test_run_without_weights_says_so(run, tmp_path):

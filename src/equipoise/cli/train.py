@@ -27,6 +27,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue if the folder already holds this run"
     )
+    parser.add_argument(
+        "--from-weights",
+        action="store_true",
+        help="start from the weights of CONFIG, the folder of a run; a head for other classes is "
+        "new",
+    )
     add_quiet(parser)
 
 
@@ -50,6 +56,14 @@ def run(arguments: Namespace) -> int:
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
     resume, quiet = arguments.resume or restarted, arguments.quiet
     config = replace(config, data=data)
+    if arguments.from_weights:
+        from equipoise.runs.initial_weights import start_from
+
+        given = tuple(
+            setting.partition("=")[0].removeprefix("model.options.")
+            for setting in arguments.settings
+        )
+        config = start_from(config, Path(arguments.source), given)
     return train_and_tell(
         folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet)
     )

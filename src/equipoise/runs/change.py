@@ -34,7 +34,8 @@ def require_resumable(folder: Path, config: Config) -> None:
             if old == new or key in FREE:
                 continue
             quoted = shlex.quote(str(folder))
-            remedy = f"Begin another run with: equipoise train {quoted} --output NEW {key}=..."
+            again = f"equipoise train {quoted} --output NEW {key}=... --from-weights"
+            remedy = f"Go on in another run with: {again}"
             if key != "train.epochs":
                 rule = f"stay {old!r} when the run is resumed"
                 raise SourceError(folder, SettingError(key, rule, new, remedy))

@@ -55,10 +55,12 @@ class ModelConfig:
     Args:
         name: One of `list_models()`, or `package.module:function` of your own (see `create_model`).
         options: Its options; `model_options(name)` names them.
+        weights: The folder of a run whose weights training starts from; empty draws new ones.
     """
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    weights: str = ""
 
     def __post_init__(self) -> None:
         require_model("model.name", self.name)

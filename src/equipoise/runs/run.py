@@ -49,6 +49,7 @@ from equipoise.runs.build import (
 )
 from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, DataConfig, dump_config, load_config, same_run
+from equipoise.runs.initial_weights import load_initial_weights
 from equipoise.runs.run_report import read_json, report_run
 
 __all__ = ["resume_run", "train_run"]
@@ -95,6 +96,11 @@ def train_run(
         )
         transform, plain = make_transforms(config.data, samples.train)
         try_out(model, task, samples.test, plain)
+        progress = make_progress(quiet=quiet or not group.is_main)
+        if config.model.weights and not _has_checkpoints(folder):
+            new = load_initial_weights(model, Path(config.model.weights))
+            rest = f"; new are {', '.join(new)}" if new else ""
+            progress.note(f"starting from the weights of {config.model.weights}{rest}")
         trainer = Trainer(
             model,
             task,
@@ -108,7 +114,7 @@ def train_run(
             test_transform=plain,
             folder=folder,
             group=group,
-            progress=make_progress(quiet=quiet or not group.is_main),
+            progress=progress,
         )
         group.on_main(folder, lambda: _check_folder(folder, resume=resume))
         with trainer.store.hold() as lock:
