@@ -54,20 +54,22 @@ class RunFolder:
         )
         self._saved_at = time.monotonic()
         self._lock: RunLock | None = None
+        self._is_held = False
         self._saved = (-1, -1)  # the step and the epoch of the last checkpoint
 
     @contextmanager
     def hold(self) -> Iterator[RunLock | None]:
         """Let no other process train this run meanwhile; may be nested."""
-        if self.path is None or self._lock is not None:
+        if self.path is None or self._is_held:
             yield self._lock
             return
         with ExitStack() as stack:
             self.group.on_main(self.path, lambda: self._take(stack))
+            self._is_held = True  # in all processes, of which only the main one has the lock
             try:
                 yield self._lock
             finally:
-                self._lock = None
+                self._lock, self._is_held = None, False
 
     def _take(self, stack: ExitStack) -> None:
         assert self.path is not None
