@@ -295,7 +295,7 @@ def test_pictures_are_read_grey_or_coloured_at_the_size_of_the_model(tmp_path: P
     (folder / "deeper").mkdir()
     picture(folder / "deeper" / "c.png")
     fixed = list(read_inputs([folder], shape=(1, 8, 9)))
-    assert [Path(name).name for name, _ in fixed] == ["a.bmp", "b.png"]
+    assert [Path(name).name for name, _ in fixed] == ["a.bmp", "b.png", "c.png"]
     assert all(x.shape == (1, 8, 9) and x.dtype == torch.uint8 for _, x in fixed)
     assert [
         tuple(x.shape) for _, x in read_inputs([folder / "b.png"], shape=(3, 8, 9), multiple=8)

@@ -22,8 +22,9 @@ from equipoise.runs import (
     train_run,
 )
 from equipoise.runs import run as run_module
-from equipoise.runs.build import load_samples, make_transforms, resolve, try_out
+from equipoise.runs.build import make_transforms, resolve, try_out
 from equipoise.runs.run import ReportWarning
+from equipoise.runs.samples import load_samples
 
 SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
 FILES = [

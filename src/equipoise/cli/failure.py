@@ -11,7 +11,7 @@ from typing import TextIO
 from equipoise.cli.command import BAD_INPUT, DIVERGED
 from equipoise.core import ConvergenceError, Interrupted, RepeatedNotes
 
-__all__ = ["say_warning", "show_warnings_by", "tell"]
+__all__ = ["say_error", "say_warning", "show_warnings_by", "tell"]
 
 BUG, INTERRUPTED = 1, 130  # exit codes
 
@@ -50,6 +50,11 @@ def tell(error: BaseException) -> int:
         f"{type(error).__name__}: {error}. This is a bug; run again with --debug to see where.",
     )
     return BUG
+
+
+def say_error(text: str) -> None:
+    """Say in one line on stderr what went wrong with one thing of several."""
+    _say("error: ", text)
 
 
 def say_warning(text: str) -> None:

@@ -77,10 +77,19 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
         source: Where its config comes from.
         train: Trains and returns a summary.
     """
+    from equipoise.data import BadSampleError
     from equipoise.engine import find_metric
 
     try:
         summary = train()
+    except BadSampleError as error:
+        skip = "data.on_bad_sample=skip"
+        remedy = (
+            f"Resume without such samples: equipoise resume {shlex.quote(str(folder))} {skip}"
+            if (folder / "config.toml").exists()
+            else f"Train without such samples by {skip}"
+        )
+        raise SourceError(error.source, f"{error.reason}. {remedy}") from error
     except SourceError:
         raise  # it says itself which file or folder is wrong
     except ValueError as error:
@@ -106,6 +115,12 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
     )
     if summary.skipped:
         print(f"{count(summary.skipped, 'step')} skipped, because a solve diverged or met NaN")
+    if summary.bad_samples:
+        who = "it" if summary.bad_samples == 1 else "they"
+        print(
+            f"{count(summary.bad_samples, 'sample')} skipped, because {who} could not be read: "
+            f"{folder / 'bad_samples.jsonl'}"
+        )
     for split, scores in (("validation", summary.validation), ("test", summary.test)):
         if scores:
             if scores.get("missed"):

@@ -12,6 +12,12 @@ from equipoise.data import (  # noqa: F401
     svhn,
     text,
 )
+from equipoise.data.bad_sample import (
+    BadSampleError,
+    BadSamples,
+    BadSampleWarning,
+    read_bad_samples,
+)
 from equipoise.data.batch import batch_count, batches
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
@@ -23,6 +29,9 @@ from equipoise.data.transform import AddNoise, Compose, Greyscale, Normalize, To
 __all__ = [
     "DATASETS",
     "AddNoise",
+    "BadSampleError",
+    "BadSampleWarning",
+    "BadSamples",
     "Compose",
     "DataError",
     "Dataset",
@@ -39,4 +48,5 @@ __all__ = [
     "fingerprint",
     "list_data",
     "load_data",
+    "read_bad_samples",
 ]

@@ -36,7 +36,8 @@ def batches(
 
     With `shuffle`, all ranks get equally many samples, so that none waits for another: the last
     `len(dataset) mod world` of the order are left out. Without it every sample comes once, as
-    scores need.
+    scores need. Where `dataset.bad` notes samples that cannot be read, others come in their place
+    with `shuffle`; without it they are left out, so that a batch may be empty.
 
     Args:
         dataset: Where the samples come from.
@@ -109,8 +110,8 @@ def _run(
     )
     order = order[positions.start : positions.stop : world]
     for number in range(start, -(-len(order) // size)):
-        x, y = dataset.gather(order[number * size : (number + 1) * size])
-        if transform is not None:
+        x, y = dataset.gather(order[number * size : (number + 1) * size], replace_bad=shuffle)
+        if transform is not None and len(x):
             x, y = transform(x, y, generator=_generator(seed, epoch, rank, number))
         yield x, y
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils import data
 
 from equipoise.core import SettingError, choose
+from equipoise.data.bad_sample import BadSampleError, BadSamples, is_bad_sample
+from equipoise.data.errors import DataError
 
 __all__ = ["TASKS", "Dataset", "Task"]
 
@@ -32,12 +34,14 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         shape: Of one sample; of the first one where they differ.
         x: All samples, uint8 (images, 0 to 255), float32 or int64 (words); `None` if they are
             read one by one.
-        y: All targets, int64.
+        y: All targets, int64; also of samples that are read one by one, if they are known before.
         sample: Reads the sample at a position, if they are read one by one.
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.
         columns: Names of the features of a table, if its file names them.
         files: The files of each sample, if samples are read one by one from files.
+        bad: Where samples that cannot be read are noted, which `gather` then does without; `None`
+            raises their errors.
     """
 
     name: str
@@ -52,6 +56,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     ignore: int | None = None
     columns: tuple[str, ...] = ()
     files: tuple[tuple[Path, ...], ...] = ()
+    bad: BadSamples | None = None
 
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)
@@ -81,22 +86,52 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             f"{len(self.classes)} classes, {self.task}, {where})"
         )
 
-    def gather(self, indices: Tensor | Sequence[int]) -> tuple[Tensor, Tensor]:
+    def gather(
+        self, indices: Tensor | Sequence[int], *, replace_bad: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """Return some samples as one batch.
+
+        With `bad`, samples that cannot be read are left out, or replaced by the next one that can.
+        Both are functions of the files alone, so that a run can be repeated.
 
         Args:
             indices: Their positions, from 0 to `len(self) - 1`.
+            replace_bad: Whether the batch keeps its length, as in training.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self.x is not None and self.y is not None:
             return self.x[index], self.y[index]
-        pairs = [self[i] for i in index.tolist()]
+        read = (self._read(i, replace_bad=replace_bad) for i in index.tolist())
+        pairs = [pair for pair in read if pair is not None]
+        if not pairs:
+            return torch.zeros(0, *self.shape), torch.zeros(0, dtype=torch.int64)
         if len({x.shape for x, _ in pairs}) > 1:
             raise ValueError(
                 f"Dataset.gather must have samples of one shape; {self.name!r} has several. "
                 "Load it with size=(h, w)."
             )
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
+
+    def _read(self, position: int, *, replace_bad: bool) -> tuple[Tensor, Tensor] | None:
+        """A sample, or if it cannot be read the next one or nothing."""
+        first: DataError | None = None
+        for ahead in range(len(self) if replace_bad else 1):
+            each = (position + ahead) % len(self)
+            file = self.files[each][0] if self.files else None
+            if self.bad is not None and file is not None and self.bad.knows(file):
+                continue
+            try:
+                return self[each]
+            except DataError as error:
+                if not is_bad_sample(error):
+                    raise
+                if self.bad is None:
+                    raise BadSampleError(error.source, error.reason) from error
+                self.bad.add(file, error)
+                first = first or error
+        if replace_bad:
+            raise first or DataError(self.name, f"no sample of {self.split!r} can be read")
+        return None
 
     def about(self) -> dict[str, Any]:
         """Return what is known about the samples, as plain values."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
     "Size",
+    "find_shape",
     "is_image_file",
     "list_images",
     "list_subfolders",
@@ -59,9 +62,19 @@ def list_subfolders(folder: Path) -> list[str]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images in a folder, sorted."""
+    """Return the images in a folder and its subfolders, sorted, without hidden ones."""
+    found: list[Path] = []
     with data_errors_of(folder):
-        return sorted(entry for entry in folder.iterdir() if is_image_file(entry))
+        # Links to folders are not followed, since they may lead in circles.
+        for parent, folders, files in os.walk(folder, onerror=_raise):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            paths = (Path(parent, name) for name in files)
+            found += [path for path in paths if is_image_file(path)]
+    return sorted(found)
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def read_image(path: Path, size: Size = None) -> Tensor:
@@ -74,6 +87,25 @@ def read_image(path: Path, size: Size = None) -> Tensor:
     """
     with data_errors_of(path):
         return _pixels(_open(path), size)
+
+
+def find_shape(paths: Iterable[Path], size: Size) -> tuple[int, ...]:
+    """Return the shape of the first image that can be read, or raise for the first if none can.
+
+    Args:
+        paths: The files.
+        size: What all images are brought to, if anything.
+    """
+    if size is not None:
+        return 3, *size
+    first: DataError | None = None
+    for path in paths:
+        try:
+            return tuple(read_image(path).shape)
+        except DataError as error:
+            first = first or error
+    assert first is not None  # readers see to it that there are files
+    raise first
 
 
 def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple[Tensor, Tensor]:

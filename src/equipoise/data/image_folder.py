@@ -11,7 +11,14 @@ from torch import Tensor
 
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
-from equipoise.data.image import Size, list_images, list_subfolders, read_image, require_size
+from equipoise.data.image import (
+    Size,
+    find_shape,
+    list_images,
+    list_subfolders,
+    read_image,
+    require_size,
+)
 from equipoise.data.reader import DATASETS, Reader
 
 __all__ = ["ImageFolder"]
@@ -79,7 +86,7 @@ class ImageFolder(Reader):
             paths += found
             labels += [classes.index(name)] * len(found)
         sample = _Labelled(tuple(paths), tuple(labels), self.size)
-        shape = (3, *self.size) if self.size else tuple(sample(0)[0].shape)
+        shape = find_shape(paths, self.size)
         return Dataset(
             self.name,
             split,

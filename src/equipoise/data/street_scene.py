@@ -14,6 +14,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.image import (
     Size,
+    find_shape,
     list_images,
     list_subfolders,
     read_image_and_mask,
@@ -82,7 +83,7 @@ class _Segmentation(Reader):
             if not mask.is_file():
                 raise DataError(mask, f"is not there; it must hold the mask of {path.name}")
         sample = _Masked(found, tuple(table.get(value, -1) for value in range(256)), self.size)
-        shape = (3, *self.size) if self.size else tuple(sample(0)[0].shape)
+        shape = find_shape((path for path, _ in found), self.size)
         return Dataset(
             self.name,
             split,

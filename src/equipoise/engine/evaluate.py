@@ -109,6 +109,8 @@ def evaluate(
                     raise interruption()
                 if on_batch is not None:
                     on_batch()
+                if not len(x):  # all its samples are bad
+                    continue
                 solves.clear()
                 with autocast(device, precision):
                     output = model(x.to(device))

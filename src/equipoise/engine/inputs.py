@@ -6,7 +6,8 @@ import csv
 import io
 import math
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from equipoise.data import DataError, Greyscale
 from equipoise.data.bounded_io import data_errors_of, read_file, require_room
-from equipoise.data.image import SUFFIXES, is_image_file, read_image
+from equipoise.data.image import SUFFIXES, list_images, read_image
 from equipoise.data.numpy_table import read_npy
 
 __all__ = ["encode", "read_inputs"]
@@ -32,6 +33,7 @@ def read_inputs(
     multiple: int | None = None,
     vocabulary: Sequence[str] | None = None,
     columns: Sequence[str] = (),
+    on_bad_file: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Read samples one by one, each with a name: its file, and its index in a file of many.
 
@@ -41,31 +43,52 @@ def read_inputs(
     row names its columns gives those of `columns`, in that order. Rows of a table without names
     that are one longer end in a label, which is left out, unless the model was trained on named
     columns: then nobody knows which one is the label. Every failure is a `DataError` that names
-    the file.
+    the file; it is raised, or handed to `on_bad_file`, and the other files are read.
 
     Args:
-        paths: Files, and folders whose images are meant, sorted, without those in their
-            subfolders.
+        paths: Files, and folders whose images are meant, sorted, with those in their subfolders.
         shape: Of a sample: channels, height and width, or the number of features.
         multiple: What height and width must be multiples of, if they need not be those of `shape`
             (`Model.size_multiple`); each is brought to the nearest one.
         vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one
             sample each.
         columns: Names of the features that the model was trained on (`Dataset.columns`).
+        on_bad_file: Called with what is wrong with a file or a folder, which is then left out; by
+            default the first bad one ends the reading.
     """
     shape = tuple(shape)
     for path in map(Path, paths):
-        with data_errors_of(path):
-            if path.is_dir():
-                files = sorted(entry for entry in path.iterdir() if is_image_file(entry))
-                if not files:
-                    raise DataError(path, "is a folder without images")
-            elif path.is_file():
-                files = [path]
-            else:
-                raise DataError(path, "is not there")
+        files: list[Path] = []
+        with _bad_files_to(on_bad_file):
+            files = _list_files(path)
         for file in files:
-            yield from _read(file, shape, multiple, vocabulary, tuple(columns))
+            samples: list[tuple[str, Tensor]] = []
+            with _bad_files_to(on_bad_file):  # around the reading, not around what is made of it
+                samples = list(_read(file, shape, multiple, vocabulary, tuple(columns)))
+            yield from samples
+
+
+@contextmanager
+def _bad_files_to(on_bad_file: Callable[[DataError], None] | None) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        if on_bad_file is None:
+            raise
+        on_bad_file(error)
+
+
+def _list_files(path: Path) -> list[Path]:
+    """A file, or the images in a folder."""
+    with data_errors_of(path):
+        if path.is_dir():
+            files = list_images(path)
+            if not files:
+                raise DataError(path, "is a folder without images")
+            return files
+        if not path.is_file():
+            raise DataError(path, "is not there")
+        return [path]
 
 
 def encode(text: str, vocabulary: Sequence[str]) -> Tensor:

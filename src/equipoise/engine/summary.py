@@ -25,6 +25,7 @@ class Summary:
             empty if there were none.
         test: Scores of the weights that were kept on the test samples, with `samples` and `missed`.
         skipped: Steps that were skipped.
+        bad_samples: Samples that could not be read and were skipped.
         forward_status: How all samples of forward solves ended, in training.
         backward_status: Likewise of backward solves.
         classes: Names of the classes.
@@ -43,6 +44,7 @@ class Summary:
     skipped: int
     forward_status: Mapping[str, int]
     backward_status: Mapping[str, int]
+    bad_samples: int = 0
     classes: tuple[str, ...] = field(default=(), repr=False)
     confusion: list[list[int]] | None = field(default=None, repr=False)
 

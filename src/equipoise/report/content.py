@@ -82,6 +82,7 @@ class RunReport:
         samples: A few samples with what the model made of them.
         ignore: The label of pixels that do not count.
         solves: The solve of one sample, one for each equilibrium layer.
+        bad_samples: Files that could not be read and were skipped, each with what is wrong with it.
     """
 
     title: str
@@ -95,6 +96,7 @@ class RunReport:
     samples: Sequence[ShownSample] = ()
     ignore: int | None = None
     solves: Sequence[SolvePath] = ()
+    bad_samples: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.confusion is not None:

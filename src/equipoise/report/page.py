@@ -11,7 +11,7 @@ from typing import Any
 from equipoise.report.chart import Chart, draw
 from equipoise.report.content import RunReport
 from equipoise.report.markup import escape, render_setting_tables
-from equipoise.report.prediction import render_confusion, render_samples
+from equipoise.report.prediction import render_bad_samples, render_confusion, render_samples
 from equipoise.report.solve import render_solve, solve_charts, solve_title
 from equipoise.report.status import render_statuses
 from equipoise.report.style import STYLE
@@ -49,6 +49,7 @@ def render_report(report: RunReport) -> str:
         ("How solves ended", render_statuses(report)),
         ("Confusion matrix", render_confusion(report)),
         ("Samples", render_samples(report)),
+        ("Samples that could not be read", render_bad_samples(report)),
     ]
     tolerance = tolerance_rule(report)
     for solve in report.solves:

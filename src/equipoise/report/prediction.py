@@ -7,13 +7,13 @@ import math
 import numpy as np
 
 from equipoise.report.content import RunReport, ShownSample
-from equipoise.report.format import format_count, format_percent
+from equipoise.report.format import format_count, format_percent, format_plural
 from equipoise.report.image import encode, label_colour, paint_heat, paint_mask, shrink, to_bytes
 from equipoise.report.markup import escape, make_scrollable, render_swatch, render_table
 
-__all__ = ["render_confusion", "render_samples"]
+__all__ = ["render_bad_samples", "render_confusion", "render_samples"]
 
-MAX_NAMED_CLASSES, MAX_SAMPLES = 20, 4
+MAX_NAMED_CLASSES, MAX_SAMPLES, MAX_BAD_SAMPLES = 20, 4, 50
 
 
 def render_confusion(report: RunReport) -> str:
@@ -73,6 +73,19 @@ def render_samples(report: RunReport) -> str:
     return f'<div class="samples">{rows}</div>' + (
         f'<ul class="legend">{legend}</ul>' if legend else ""
     )
+
+
+def render_bad_samples(report: RunReport) -> str:
+    """Return a table of the files that could not be read; empty if all could."""
+    if not report.bad_samples:
+        return ""
+    shown = list(report.bad_samples.items())[:MAX_BAD_SAMPLES]
+    more = len(report.bad_samples) - len(shown)
+    rest = f", the first {format_count(len(shown))}" if more else ""
+    caption = f"{format_plural(len(report.bad_samples), 'sample')} skipped{rest}"
+    rows = [[escape(file), escape(reason)] for file, reason in shown]
+    table = render_table(caption, rows, ["file", "what is wrong"])
+    return make_scrollable("files", caption, table)
 
 
 def _render_sample(number: int, sample: ShownSample, ignore: int | None) -> str:

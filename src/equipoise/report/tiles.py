@@ -92,6 +92,9 @@ def _summary_tiles(summary: Mapping[str, Any]) -> Iterator[Tile]:
     )
     yield Tile("parameters", total, detail)
     yield Tile("skipped steps", format_count(to_number(summary.get("skipped"))))
+    bad = to_number(summary.get("bad_samples"))
+    if bad > 0:
+        yield Tile("skipped samples", format_count(bad), "could not be read")
 
 
 def _unfinished_tiles(report: RunReport) -> Iterator[Tile]:

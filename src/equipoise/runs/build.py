@@ -1,10 +1,9 @@
-"""What a config asks for, made: data sets, transforms, the model and its task."""
+"""What a config asks for, made: transforms, the model and its task."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from equipoise.data import (
     ToFloat,
     Transform,
     batches,
-    load_data,
 )
 from equipoise.data.image import MAX_PIXELS
 from equipoise.engine import Task, make_task
@@ -31,130 +29,14 @@ from equipoise.runs.config import Config, DataConfig, ModelConfig, as_config_err
 
 __all__ = [
     "DATA_OPTIONS",
-    "Samples",
-    "load_part",
-    "load_samples",
-    "load_test",
     "make_model",
     "make_transforms",
-    "require_alike",
     "resolve",
     "try_out",
 ]
 
 DATA_OPTIONS = ("num_classes", "input_shape")
 """The options of a model that come from the data: how many outputs, and the shape of a sample."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """The data sets of a run.
-
-    Attributes:
-        train: To learn from.
-        watched: To score after each epoch: held out of the training data, or else the test samples.
-        test: To score in the end.
-    """
-
-    train: Dataset
-    watched: Dataset
-    test: Dataset
-
-
-def load_samples(data: DataConfig) -> Samples:
-    """Load the data sets that a run needs.
-
-    Args:
-        data: Which ones.
-    """
-    train, test = _load(data, "train"), load_test(data)
-    require_alike(train, test)
-    if not data.subset and not data.holdout:
-        return Samples(train, test, test)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    if data.subset > len(train):
-        rule = f"be at most {len(train)}, the number of training samples"
-        raise SettingError("data.subset", rule, data.subset)
-    order = order[: data.subset or len(train)]
-    held = round(data.holdout * len(order))
-    if data.holdout and not 0 < held < len(order):
-        got = f"{data.holdout} of {len(order)} samples"
-        raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
-    kept = train.select_rows(order[: len(order) - held])
-    return Samples(kept, train.select_rows(order[len(order) - held :]) if held else test, test)
-
-
-def require_alike(train: Dataset, other: Dataset) -> None:
-    """Raise unless samples have the columns and the classes of those that a model learns from.
-
-    Tables number their classes, so one that lacks the last ones still agrees.
-
-    Args:
-        train: What the model learns from, or what is known of it.
-        other: What it is scored on.
-    """
-    if train.columns and other.columns and train.columns != other.columns:
-        raise SettingError(
-            f"The columns of {other.name!r} {other.split}",
-            f"be those of the training data, {_shorten(train.columns)}",
-            other.columns,
-            got=_shorten(other.columns),
-        )
-    same = train.classes[: len(other.classes)] if other.task == "arrays" else train.classes
-    if other.classes != same:
-        raise SettingError(
-            f"The classes of {other.name!r} {other.split}",
-            f"be those of the training data, {_shorten(train.classes)}",
-            other.classes,
-            got=_shorten(other.classes),
-        )
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return ", ".join(names if len(names) <= 10 else (*names[:8], "...", names[-1]))
-
-
-def load_test(data: DataConfig, split: str | None = None) -> Dataset:
-    """Load the samples to score.
-
-    Args:
-        data: Of which data set.
-        split: Which one; by default `test`, or `val` of data sets whose test targets are not
-            published.
-    """
-    return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
-
-
-def load_part(data: DataConfig, split: str | None) -> Dataset:
-    """Load what a run means by a split of its data.
-
-    Args:
-        data: Of which run.
-        split: `train` is what it learns from, `val` what it holds out, if it does; others as of
-            `load_test`.
-    """
-    if split == "train" and (data.subset or data.holdout):
-        return load_samples(data).train
-    if split == "val" and data.holdout:
-        return load_samples(data).watched
-    return load_test(data, split)
-
-
-def _load(data: DataConfig, split: str) -> Dataset:
-    try:
-        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
-    except SettingError as error:
-        raise as_config_error(error, DataConfig, data.options) from error
-    except TypeError as error:
-        rule = f"suit the data {data.name!r}"
-        raise SettingError("data.options", rule, data.options, f"{error}.") from error
-    except ImportError as error:
-        rule = "be data that can be read with what is installed"
-        raise SettingError("data.name", rule, data.name, str(error)) from error
-    try:
-        return dataset.select_classes(data.classes) if data.classes else dataset
-    except SettingError as error:
-        raise error.about("data.classes") from error
 
 
 def make_transforms(
@@ -271,7 +153,13 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
             f"{dataset.name!r}."
         )
     training = model.training
-    x, y = next(batches(dataset, 1, shuffle=False, transform=transform))
+    samples = batches(dataset, 1, shuffle=False, transform=transform)
+    x, y = next(((x, y) for x, y in samples if len(x)), (None, None))
+    if x is None or y is None:
+        raise ValueError(
+            f"data.name must have samples that can be read; got none in the split "
+            f"{dataset.split!r} of {dataset.name!r}."
+        )
     try:
         with torch.no_grad():
             output = model.eval()(x)

@@ -12,7 +12,12 @@ from equipoise.runs.config import Config, load_config
 
 __all__ = ["require_resumable"]
 
-FREE = {"data.root", "data.download", *(f"train.{name}" for name in TrainConfig.free)}
+FREE = {
+    "data.root",
+    "data.download",
+    "data.on_bad_sample",  # the steps that are over met no bad sample, or went on without it
+    *(f"train.{name}" for name in TrainConfig.free),
+}
 
 
 def require_resumable(folder: Path, config: Config) -> None:

@@ -46,6 +46,7 @@ __all__ = [
 ]
 
 Augment = Literal["none", "pad-crop-flip", "random-resized-crop"]
+OnBadSample = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class DataConfig:
             subtracts nothing.
         std: What to divide by afterwards.
         noise: Standard deviation of the noise that a restoration is to remove.
+        on_bad_sample: What to do about a file that cannot be read: `stop` the run, or `skip` the
+            sample, which is then listed in the run's folder.
     """
 
     name: str
@@ -107,6 +110,7 @@ class DataConfig:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.0
+    on_bad_sample: OnBadSample = "stop"
 
     def __post_init__(self) -> None:
         choose("data.name", self.name, DATASETS)
@@ -114,6 +118,7 @@ class DataConfig:
             "data", self.name, self.options, [option.name for option in fields(DATASETS[self.name])]
         )
         choose("data.augment", self.augment, get_args(Augment))
+        choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
         for name in ("subset", "padding"):
             require_whole(f"data.{name}", getattr(self, name))
         require_between("data.holdout", self.holdout, 0, 1, "[)")

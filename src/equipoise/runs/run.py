@@ -28,7 +28,7 @@ from equipoise.core import (
     uninterrupted,
     write_atomically,
 )
-from equipoise.data import Dataset
+from equipoise.data import BadSamples, read_bad_samples
 from equipoise.engine import (
     Group,
     Summary,
@@ -39,18 +39,12 @@ from equipoise.engine import (
 from equipoise.engine.log import finite
 from equipoise.engine.run_lock import LOCK_FILE
 from equipoise.models import require_model
-from equipoise.runs.build import (
-    Samples,
-    load_samples,
-    make_model,
-    make_transforms,
-    resolve,
-    try_out,
-)
+from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, DataConfig, dump_config, load_config, same_run
 from equipoise.runs.initial_weights import load_initial_weights
-from equipoise.runs.run_report import read_json, report_run
+from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
+from equipoise.runs.samples import Samples, load_samples
 
 __all__ = ["resume_run", "train_run"]
 
@@ -130,22 +124,35 @@ def train_run(
                     folder, config, resume=resume, changed=changed, world=group.world
                 ),
             )
-            return _train(trainer, samples.test, folder, resume=resume)
+            if samples.bad is not None:
+                _list_bad_samples(samples.bad, folder, group)
+            return _train(trainer, samples, folder, resume=resume)
 
 
-def _train(trainer: Trainer, test: Dataset, folder: Path, *, resume: bool) -> Summary:
+def _list_bad_samples(bad: BadSamples, folder: Path, group: Group) -> None:
+    """Keep a list of bad samples in the folder of a run, to which all processes add."""
+    path = folder / BAD_SAMPLES
+    group.on_main(folder, lambda: bad.keep_in(path))
+    if not group.is_main:
+        bad.keep_in(path, is_main=False)
+
+
+def _train(trainer: Trainer, samples: Samples, folder: Path, *, resume: bool) -> Summary:
     """Train, score the test samples if others were watched, and write what came out."""
     try:
         with uninterrupted():  # since processes that train together stop together
             summary = trainer.fit(resume=resume)
             if trainer.held_out:
-                scores = trainer.evaluate(test)
+                scores = trainer.evaluate(samples.test)
                 matrix = None if scores.confusion is None else scores.confusion.tolist()
                 summary = replace(summary, test=scores.to_dict(), confusion=matrix)
     except ConvergenceError:
         if trainer.group.is_main:
             _show(folder)  # what led to it is there to be seen
         raise
+    if samples.bad is not None:
+        trainer.group.barrier()  # all processes have listed theirs
+        summary = replace(summary, bad_samples=len(read_bad_samples(folder / BAD_SAMPLES)))
     if trainer.group.is_main:
         write_json(folder / "summary.json", summary.to_dict())
         _show(folder)

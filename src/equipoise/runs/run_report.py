@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from torch.utils.hooks import RemovableHandle
 
 from equipoise.analysis import certify, objective
 from equipoise.core import SourceError, stop_if_requested, write_atomically
-from equipoise.data import DataError, Dataset
+from equipoise.data import BadSampleWarning, DataError, Dataset, read_bad_samples
 from equipoise.engine import read_metrics
 from equipoise.layers import Equilibrium
 from equipoise.models import Model
 from equipoise.report import RunReport, ShownSample, SolvePath, render_report
-from equipoise.runs.build import load_test
 from equipoise.runs.config import load_config
+from equipoise.runs.samples import load_test
 from equipoise.runs.saved_run import Run, open_run
 
-__all__ = ["read_json", "report_run"]
+__all__ = ["BAD_SAMPLES", "read_json", "report_run"]
 
+BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
 EXACT = 1e-6  # to what the solve on the page is made, so that its path can be seen
 MAX_SIDE = 512  # pixels of an image on the page, at most
 
@@ -55,8 +57,10 @@ def report_run(folder: Path) -> Path:
         except DataError:
             samples = None
         if samples is not None and len(samples):
-            solves = _solves(run, samples)
-            shown = _shown_samples(run, samples)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", BadSampleWarning)  # the page lists them
+                solves = _solves(run, samples)
+                shown = _shown_samples(run, samples)
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
         config=settings,
@@ -69,6 +73,7 @@ def report_run(folder: Path) -> Path:
         samples=shown,
         ignore=None if about is None else about.ignore,
         solves=solves,
+        bad_samples=read_bad_samples(folder / BAD_SAMPLES),
     )
     path = folder / "report.html"
     write_atomically(path, render_report(report))
@@ -78,7 +83,7 @@ def report_run(folder: Path) -> Path:
 def _solves(run: Run, samples: Dataset) -> list[SolvePath]:
     """Each equilibrium of the first sample, solved by plain steps and more exactly than trained."""
     x, _ = _sample(run, samples, 0)
-    raw, _ = samples.gather([0])
+    raw, _ = samples.gather([0], replace_bad=True)
     inputs = _equilibrium_inputs(run.model, x)
     return [
         replace(
@@ -157,7 +162,7 @@ def _shown_samples(run: Run, samples: Dataset) -> list[ShownSample]:
 
 def _sample(run: Run, samples: Dataset, number: int) -> tuple[Tensor, Tensor]:
     """A batch of one sample as the model sees it, and its target."""
-    x, target = samples.gather([number])
+    x, target = samples.gather([number], replace_bad=True)
     if run.transform is not None:
         x, target = run.transform(x, target, generator=torch.Generator().manual_seed(number))
     weight = next(run.model.parameters(), None)

@@ -22,15 +22,9 @@ from equipoise.engine import (
 )
 from equipoise.layers import Certificate
 from equipoise.models import Model
-from equipoise.runs.build import (
-    load_part,
-    make_model,
-    make_transforms,
-    require_alike,
-    resolve,
-    try_out,
-)
+from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.config import Config, load_config
+from equipoise.runs.samples import load_part, require_alike
 
 __all__ = ["Run", "certify_run", "evaluate_run", "open_run"]
 
