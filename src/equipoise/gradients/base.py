@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.core.tree import shares_memory
+from equipoise.solvers.error import offer_error, tighten
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.policy import Direction, OnFailure, SolveLog
 from equipoise.solvers.problem import Equation, MapProblem, Problem
@@ -78,8 +79,11 @@ class Plan:
                 check=lambda: self.check_due("forward", z0),
             )
             self.kept = flat.states or []
+        if self.stop.tolerance_on == "error":
+            tighten(problem, flat, self.lipschitz)
         value: Tensor = flat.value
         flat.value = value.clone()  # the caller may write to the layer's output
+        offer_error(problem, flat, self.lipschitz)
         self.solution = unpack_solution(flat, self.equation.layout)
         self.members += 1
         self.log.add("forward", self.solution, self.on_failure)

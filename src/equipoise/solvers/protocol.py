@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -23,6 +24,10 @@ __all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "
 
 Norm = Literal["state", "leaf", "element"]
 """What of a state must reach the tolerance by itself."""
+ToleranceOn = Literal["residual", "error"]
+"""What the tolerance is for."""
+FAR_ABOVE = 10
+"""A distance this many times the tolerance is worth a word in `repr`."""
 
 
 class Status(IntEnum):
@@ -65,6 +70,10 @@ class Stop:
             start is smaller, counts as divergence at once.
         check_every: Updates between two looks at the residuals; looking makes a GPU wait. By
             default 1 on a CPU, 4 elsewhere.
+        tolerance_on: What must reach the tolerance: the `residual`, which is cheap; or the `error`,
+            the distance to the equilibrium as `Solution.error` estimates it, or as a Lipschitz
+            bound below 1 proves it. That is for the forward solve; `trace` ends where the residual
+            reached the tolerance.
     """
 
     tolerance: float = 1e-4
@@ -74,6 +83,7 @@ class Stop:
     growth: float = 1e8
     check_every: int | None = None
     norm: Norm = "leaf"
+    tolerance_on: ToleranceOn = "residual"
 
     def __post_init__(self) -> None:
         require_positive("Stop.tolerance", self.tolerance)
@@ -84,6 +94,7 @@ class Stop:
         if self.check_every is not None:
             require_count("Stop.check_every", self.check_every)
         choose("Stop.norm", self.norm, get_args(Norm))
+        choose("Stop.tolerance_on", self.tolerance_on, get_args(ToleranceOn))
 
     def target(self, scale: Any) -> Any:
         """Return the residual at which a sample of this scale has converged.
@@ -127,6 +138,9 @@ class Solution:
         stop: The stopping rule.
         solver: Which solver ran last.
         unrolled: Whether its steps were recorded, as many as the gradient strategy said.
+        error_bound: A bound of `|z - z*| / |f(z)|`, proved by a Lipschitz constant `L < 1` that the
+            cell declares: `residual / (1 - L)`, shape (batch,); None without one.
+        estimate: Computes `error`.
     """
 
     value: Tree
@@ -141,6 +155,28 @@ class Solution:
     stop: Stop = field(default_factory=Stop)
     solver: Solver | None = None
     unrolled: bool = False
+    error_bound: Tensor | None = None
+    estimate: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def error(self) -> Tensor:
+        """Estimated distance to the equilibrium, `|z - z*| / |f(z)|`, shape (batch,).
+
+        Found when it is first asked for, at the price of some evaluations (see
+        `equipoise.solvers.error`), while the weights are those of the solve; never above
+        `error_bound`. Infinite where the equilibrium is not isolated to working precision.
+        """
+        if self.estimate is None:
+            raise ValueError(
+                "Solution.error is known only where the map is: in the process that solved, for a "
+                "forward solve outside of torch.func transforms."
+            )
+        found = self.estimate()
+        return found if self.error_bound is None else torch.minimum(found, self.error_bound)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The map holds weights and the batch.
+        return {**vars(self), "estimate": None}
 
     @property
     def converged(self) -> Tensor:
@@ -155,6 +191,7 @@ class Solution:
             self.residual[rows],
             self.steps[rows],
             self.evaluations[rows],
+            None if self.scale is None else self.scale[rows],
         )
 
     def counts(self) -> dict[Status, int]:
@@ -167,9 +204,20 @@ class Solution:
         if not self.status.numel():
             return "Solution(empty batch)"
         return (
-            f"Solution({counts}; worst residual {self.residual.max():.1e}, "
+            f"Solution({counts}; worst residual {self.residual.max():.1e}, {self._far()}"
             f"at most {self.steps.max()} steps and {self.evaluations.max()} evaluations)"
         )
+
+    def _far(self) -> str:
+        """How far converged samples may be from their equilibria, if that is worth a word."""
+        try:
+            errors = self.error[self.converged]
+        except Exception:  # no reason not to show the rest: the user's own step may raise anything
+            return ""
+        worst = float(errors.max()) if errors.numel() else 0.0
+        if worst <= FAR_ABOVE * self.stop.tolerance:
+            return ""
+        return f"but about {worst:.0e} from the equilibrium, "
 
 
 class Point:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.solvers.auto import pick_forward
+from equipoise.solvers.error import offer_error, tighten
 from equipoise.solvers.loop import run
 from equipoise.solvers.problem import Equation, MapProblem
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Stop, Trace
@@ -100,7 +101,11 @@ def solve(
     chosen = SOLVERS.resolve(solver, also=["auto"])
     equation = Function(step, layout, context, symmetric)
     problem = MapProblem(equation, equation.args)
-    flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop or Stop(), trace=trace)
+    stop = stop or Stop()
+    flat = run(problem, layout.pack(z0, "z0").detach(), chosen, stop, trace=trace)
+    if stop.tolerance_on == "error":
+        tighten(problem, flat, None)
+    offer_error(problem, flat)
     return unpack_solution(flat, layout)
 
 
