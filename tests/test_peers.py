@@ -206,7 +206,8 @@ def test_straggler_does_not_make_others_run(solver: str) -> None:
     others = torch.arange(64) != 7
     assert layer.last.converged.all()
     assert steps[others].max() <= 20
-    assert cell.rows <= 64 * (int(steps[others].max()) + 1) + int(steps[7]) + 1
+    # The 64 are a last look at the whole batch.
+    assert cell.rows <= 64 * (int(steps[others].max()) + 1) + int(steps[7]) + 1 + 64
     if solver == "fixed_point":
         assert steps[7] > 1000
 
@@ -356,7 +357,7 @@ def test_status_and_counts_are_reported_and_unknown_options_refused(x: Tensor) -
             made(unexpected=1)
     with pytest.raises(TypeError, match="tol"):
         solve(lambda z: z, x, tol=1e-3)
-    with pytest.raises(TypeError, match="training"):
+    with pytest.raises(ValueError, match="training"):
         layer(data, training=True)
 
 
@@ -667,9 +668,15 @@ def test_failed_backward_solve_never_gives_a_zero_gradient(solver: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "solver", ["gmres", "bicgstab", "neumann", "anderson", "broyden", "fixed_point", "newton"]
+    "solver",
+    [
+        *("gmres", "bicgstab", "neumann", "anderson", "broyden", "fixed_point"),
+        Newton(inner="krylov"),  # elimination needs one step only
+    ],
 )
-def test_truncated_backward_solve_never_gives_a_zero_gradient(solver: str, x: Tensor) -> None:
+def test_truncated_backward_solve_never_gives_a_zero_gradient(
+    solver: str | Newton, x: Tensor
+) -> None:
     layer = Equilibrium(
         TanhCell(norm=0.95),
         gradient=Implicit(solver=solver, tolerance=1e-14, max_steps=1),

