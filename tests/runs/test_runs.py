@@ -309,11 +309,11 @@ def test_parts_of_the_training_data_do_not_overlap():
         ),
         (
             DataConfig("digits", classes=(3, 3)),
-            "data.classes must be different numbers from 0 to 9; got [3, 3].",
+            "data.classes must be different classes; got [3, 3].",
         ),
         (
             DataConfig("digits", classes=(10,)),
-            "data.classes must be different numbers from 0 to 9; got [10].",
+            "data.classes must be numbers from 0 to 9, or names; got 10.",
         ),
     ],
     ids=range(4),

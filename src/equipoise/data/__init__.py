@@ -22,7 +22,7 @@ from equipoise.data.batch import batch_count, batches
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fingerprint import fingerprint
-from equipoise.data.reader import DATASETS, Reader, list_data, load_data
+from equipoise.data.reader import DATASETS, Reader, find_scored_split, list_data, load_data
 from equipoise.data.spatial_transform import PadCropFlip, RandomResizedCrop, Resize
 from equipoise.data.transform import AddNoise, Compose, Greyscale, Normalize, ToFloat, Transform
 
@@ -45,6 +45,7 @@ __all__ = [
     "Transform",
     "batch_count",
     "batches",
+    "find_scored_split",
     "fingerprint",
     "list_data",
     "load_data",

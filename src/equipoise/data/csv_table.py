@@ -26,6 +26,8 @@ __all__ = ["CSV", "read_csv"]
 class CSV(TableReader):
     """Rows of features and a whole-number label, in `train.csv`, `val.csv` and `test.csv`.
 
+    The folder may also be a single file, all of whose rows are training samples.
+
     The first row names the columns if one of its cells is not a number.
 
     Args:
@@ -39,8 +41,17 @@ class CSV(TableReader):
 
     label: str | None = None
 
+    def has(self, folder: Path, split: str) -> bool:
+        return self._find(folder, split) is not None
+
+    def _find(self, folder: Path, split: str) -> Path | None:
+        """The file of a split; all of a single file is for training."""
+        if folder.is_file():
+            return folder if split == "train" else None
+        return find_file(folder, f"{split}.csv")
+
     def read(self, folder: Path, split: str) -> Dataset:
-        path = find_file(folder, f"{split}.csv")
+        path = self._find(folder, split)
         if path is None:
             raise self.missing(folder, f"{split}.csv")
         features, labels, columns = read_csv(path, self.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ __all__ = ["TASKS", "Dataset", "Task"]
 
 Task = Literal["classification", "segmentation", "text", "arrays"]
 TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays")
+MAX_LISTED = 20  # classes named in a message
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,7 +110,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if len({x.shape for x, _ in pairs}) > 1:
             raise ValueError(
                 f"Dataset.gather must have samples of one shape; {self.name!r} has several. "
-                "Load it with size=(h, w)."
+                "Load it with size=(h, w), data.options.size in a config."
             )
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
@@ -148,39 +150,61 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if self.x is not None and self.y is not None:
             return replace(self, x=self.x[index], y=self.y[index])
         positions = index.tolist()
+        y = None if self.y is None else self.y[index]
         return replace(
             self,
-            sample=lambda i: self[positions[i]],
+            sample=_Selected(self, tuple(positions), y),
             count=len(positions),
+            y=y,
             files=tuple(self.files[i] for i in positions) if self.files else (),
         )
 
-    def select_classes(self, labels: Sequence[int]) -> Dataset:
+    def select_classes(self, classes: Sequence[int | str]) -> Dataset:
         """Return the samples of some classes, renumbered in the order given.
 
         Args:
-            labels: Numbers of classes, each once.
+            classes: Names or numbers of classes, each once.
         """
+        key = "Dataset.select_classes.classes"
         if self.task not in ("classification", "arrays") or self.y is None:
-            raise ValueError(
-                "Dataset.select_classes must have one class for each sample, in memory; "
-                f"{self.name!r} is {self.task}."
+            raise SettingError(
+                key,
+                "be for data with one class for each sample, known before they are read",
+                self,
+                got=f"{self.name!r}, {self.task}",
             )
-        if (
-            len(set(labels)) != len(labels)
-            or not labels
-            or any(not 0 <= label < len(self.classes) for label in labels)
-        ):
-            rule = f"be different numbers from 0 to {len(self.classes) - 1}"
-            raise SettingError("Dataset.select_classes.labels", rule, list(labels))
+        labels = [self._find_class(key, each) for each in classes]
+        if len(set(labels)) != len(labels) or not labels:
+            raise SettingError(key, "be different classes", list(classes))
         number = torch.full((len(self.classes),), -1)
         number[list(labels)] = torch.arange(len(labels))
         rows = torch.nonzero(number[self.y] >= 0).flatten()
         kept = self.select_rows(rows)
         assert kept.y is not None  # since ours is not
+        y = number[kept.y]
         return replace(
-            kept, y=number[kept.y], classes=tuple(self.classes[label] for label in labels)
+            kept,
+            y=y,
+            sample=None if self.sample is None else _Selected(self, tuple(rows.tolist()), y),
+            classes=tuple(self.classes[label] for label in labels),
         )
+
+    def _find_class(self, key: str, wanted: int | str) -> int:
+        """The number of a class, by its name or its number."""
+        if isinstance(wanted, str):
+            if wanted in self.classes:
+                return self.classes.index(wanted)
+            known, more = self.classes[:MAX_LISTED], len(self.classes) > MAX_LISTED
+            near = difflib.get_close_matches(wanted, self.classes, n=1)
+            raise SettingError(
+                key,
+                f"be names of classes, {', '.join(known)}{', ...' * more}, or their numbers",
+                wanted,
+                f"Did you mean {near[0]!r}?" if near else "",
+            )
+        if 0 <= wanted < len(self.classes):
+            return wanted
+        raise SettingError(key, f"be numbers from 0 to {len(self.classes) - 1}, or names", wanted)
 
     def in_memory(self) -> Dataset:
         """Return the same samples, all read at once."""
@@ -188,3 +212,22 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             return self
         x, y = self.gather(range(len(self)))
         return replace(self, x=x, y=y, sample=None, count=0, files=())
+
+
+@dataclass(frozen=True, eq=False)
+class _Selected:
+    """Reads some samples of a data set; a class, so that data-loading workers can pickle it.
+
+    Args:
+        whole: The data set.
+        positions: Where the samples are in it.
+        y: Their targets, if they are known, which may be numbered anew.
+    """
+
+    whole: Dataset
+    positions: tuple[int, ...]
+    y: Tensor | None
+
+    def __call__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.whole[self.positions[index]]
+        return x, y if self.y is None else self.y[index]

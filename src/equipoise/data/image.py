@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,7 @@ __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
     "Size",
+    "find_other_size",
     "find_shape",
     "is_image_file",
     "list_images",
@@ -30,6 +31,7 @@ __all__ = [
     "require_size",
 ]
 
+MAX_HEADERS = 2000  # images whose sizes are looked at before a run
 MAX_PIXELS = 2**26  # in one image; the largest in ImageNet has 6.1e7
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 # Pillow knows others, some of which call programs.
@@ -106,6 +108,29 @@ def find_shape(paths: Iterable[Path], size: Size) -> tuple[int, ...]:
             first = first or error
     assert first is not None  # readers see to it that there are files
     raise first
+
+
+def find_other_size(paths: Sequence[Path]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return two sizes (height, width) that images have, or `None` if they all seem to have one.
+
+    It reads the headers of some images, evenly spread; those that cannot be read are left out.
+
+    Args:
+        paths: The files.
+    """
+    pillow, first = _pillow(), None
+    for path in paths[:: max(1, -(-len(paths) // MAX_HEADERS))]:
+        try:
+            with path.open("rb") as file, warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                image = pillow.open(file, formats=_FORMATS)
+        except Exception:  # whatever a parser raises; whoever needs the image will say so
+            continue
+        size = image.height, image.width
+        first = first or size
+        if size != first:
+            return first, size
+    return None
 
 
 def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from equipoise.data.bounded_io import data_errors_of, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.image import (
@@ -42,8 +43,12 @@ class _Labelled:
 class ImageFolder(Reader):
     """Images in `split/class/*.jpg`, laid out as ImageNet (Russakovsky et al., 2015).
 
-    Images are decoded when they are needed. Classes are the sorted names of the folders in `train`,
-    if there is one, so that all splits number them alike. Files not named like images are left out.
+    Images are decoded when they are needed, and may lie in subfolders of the folder of their class.
+    Classes are the sorted names of the folders in `train`, if there is one, so that all splits
+    number them alike. Files not named like images are left out.
+
+    Tiny ImageNet (Le & Yang, 2015) is read as it is published: `val/val_annotations.txt` names the
+    class of each image in `val/images`.
 
     Args:
         size: Height and width to bring each image to: scaled until it covers them, then cropped
@@ -55,6 +60,7 @@ class ImageFolder(Reader):
         "Images in folders split/class/*.jpg, laid out as ImageNet; decoded when they are needed."
     )
     splits = ("train", "val", "test")
+    scored = ("val", "test")
     needs_root = True
 
     size: Size = None
@@ -63,29 +69,25 @@ class ImageFolder(Reader):
         if self.size is not None:
             require_size("ImageFolder.size", self.size)
 
+    def has(self, folder: Path, split: str) -> bool:
+        return (folder / split).is_dir()
+
     def read(self, folder: Path, split: str) -> Dataset:
         root = folder / split
         if not root.is_dir():
             raise self.missing(
                 folder, f"a folder {split!r} with one folder of images for each class"
             )
-        own = list_subfolders(root)
-        if not own:
-            raise DataError(root, "holds no folders of images, one for each class")
-        train = folder / "train"
+        found = _read_annotations(root) or _list_classes(root)
+        own, train = sorted({name for _, name in found}), folder / "train"
         classes = list_subfolders(train) if train.is_dir() else own
         unknown = sorted(set(own) - set(classes))
         if unknown:
             raise DataError(root / unknown[0], f"is a class that {train} does not have")
-        paths: list[Path] = []
-        labels: list[int] = []
-        for name in own:
-            found = list_images(root / name)
-            if not found:
-                raise DataError(root / name, "holds no images")
-            paths += found
-            labels += [classes.index(name)] * len(found)
-        sample = _Labelled(tuple(paths), tuple(labels), self.size)
+        number = {name: i for i, name in enumerate(classes)}
+        paths = [path for path, _ in found]
+        labels = tuple(number[name] for _, name in found)
+        sample = _Labelled(tuple(paths), labels, self.size)
         shape = find_shape(paths, self.size)
         return Dataset(
             self.name,
@@ -93,7 +95,44 @@ class ImageFolder(Reader):
             "classification",
             tuple(classes),
             shape,
+            y=torch.tensor(labels),
             sample=sample,
             count=len(paths),
             files=tuple((path,) for path in paths),
         )
+
+
+def _list_classes(root: Path) -> list[tuple[Path, str]]:
+    """All images of a split, each with the folder that is its class."""
+    names = list_subfolders(root)
+    if not names:
+        raise DataError(root, "holds no folders of images, one for each class")
+    found = []
+    for name in names:
+        images = list_images(root / name)
+        if not images:
+            raise DataError(root / name, "holds no images")
+        found += [(path, name) for path in images]
+    return found
+
+
+def _read_annotations(root: Path) -> list[tuple[Path, str]]:
+    """The images that `SPLIT_annotations.txt` names, each with its class; none without it.
+
+    A line is the name of a file in `images` and its class, separated by a tab, and what else is
+    known of it.
+    """
+    path = root / f"{root.name}_annotations.txt"
+    if not path.is_file():
+        return []
+    with data_errors_of(path):
+        lines = read_file(path).decode("utf-8-sig").splitlines()
+    found = []
+    for number, line in enumerate(lines, start=1):
+        name, *rest = line.split("\t")
+        if not rest or Path(name).name != name:
+            raise DataError(path, f"line {number} must be the name of a file, a tab and its class")
+        found.append((root / "images" / name, rest[0].strip()))
+    if not found:
+        raise DataError(path, "names no images")
+    return found

@@ -45,6 +45,9 @@ class NPZ(TableReader):
     features: str = "x"
     labels: str = "y"
 
+    def has(self, folder: Path, split: str) -> bool:
+        return (folder / f"{split}.npz").is_file()
+
     def read(self, folder: Path, split: str) -> Dataset:
         path = find_file(folder, f"{split}.npz")
         if path is None:
@@ -79,6 +82,9 @@ class NPY(TableReader):
 
     name = "npy"
     summary = "NumPy arrays (train_x.npy and train_y.npy, and so on)."
+
+    def has(self, folder: Path, split: str) -> bool:
+        return (folder / f"{split}_x.npy").is_file()
 
     def read(self, folder: Path, split: str) -> Dataset:
         paths = [folder / f"{split}_{key}.npy" for key in "xy"]

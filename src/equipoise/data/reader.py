@@ -13,16 +13,26 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download, fetch
 
-__all__ = ["DATASETS", "Reader", "list_data", "load_data"]
+__all__ = ["DATASETS", "Reader", "find_scored_split", "list_data", "load_data"]
 
 
 @dataclass(frozen=True)
 class Reader(ABC):
-    """Reads one published format; the options of a format are the fields of its reader."""
+    """Reads one published format; the options of a format are the fields of its reader.
+
+    Attributes:
+        name: The name under which it is registered.
+        summary: One sentence about it.
+        splits: What it can read.
+        scored: The splits that models are scored on, the first of them that is there.
+        downloads: The files of each split that can be downloaded.
+        needs_root: Whether the user must say where the files are.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
+    scored: ClassVar[tuple[str, ...]] = ("test",)
     downloads: ClassVar[dict[str, tuple[Download, ...]]] = {}
     needs_root: ClassVar[bool] = False
 
@@ -34,6 +44,15 @@ class Reader(ABC):
             folder: Where the published files are.
             split: One of `splits`.
         """
+
+    def has(self, folder: Path, split: str) -> bool:
+        """Return whether a split is there, for formats of which not all need be.
+
+        Args:
+            folder: Where the files are.
+            split: One of `splits`.
+        """
+        return True
 
     def missing(self, folder: Path, *files: str) -> DataError:
         """Return the error that says which files to put where."""
@@ -71,6 +90,33 @@ def load_data(
     """
     kind = DATASETS[name]
     choose(f"load_data.split of {name!r}", split, kind.splits)
+    reader, folder = _make_reader(name, root, options)
+    if download:
+        for file in kind.downloads.get(split, ()):
+            if not any(
+                (folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))
+            ):
+                fetch(file, folder)
+    return reader.read(folder, split)
+
+
+def find_scored_split(name: str, root: str | Path | None = None, **options: Any) -> str | None:
+    """Return the split of a data set that models are scored on; `None` if there is none.
+
+    Args:
+        name: As of `load_data`.
+        root: As of `load_data`.
+        options: As of `load_data`.
+    """
+    reader, folder = _make_reader(name, root, options)
+    return next((split for split in reader.scored if reader.has(folder, split)), None)
+
+
+def _make_reader(
+    name: str, root: str | Path | None, options: dict[str, Any]
+) -> tuple[Reader, Path]:
+    """A reader with its options, and where it reads."""
+    kind = DATASETS[name]
     names = [field.name for field in fields(kind)]
     for option in options:
         if not names:
@@ -80,13 +126,7 @@ def load_data(
         rule = f"be given for {name!r}"
         raise SettingError("load_data.root", rule, None, "Pass the folder with the files.")
     folder = _default_root() / name if root is None else Path(root).expanduser()
-    if download:
-        for file in kind.downloads.get(split, ()):
-            if not any(
-                (folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))
-            ):
-                fetch(file, folder)
-    return kind(**options).read(folder, split)
+    return kind(**options), folder
 
 
 def list_data() -> dict[str, str]:

@@ -150,6 +150,7 @@ class Cityscapes(_Segmentation):
     """
 
     name = "cityscapes"
+    scored = ("val",)  # the masks of its test images are not published
     summary = "Street scenes of 50 cities with masks of 19 classes (leftImg8bit/ beside gtFine/)."
 
     def read(self, folder: Path, split: str) -> Dataset:

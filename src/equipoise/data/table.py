@@ -33,6 +33,7 @@ class TableReader(Reader):
     """
 
     splits = ("train", "val", "test")
+    scored = ("test", "val")
     needs_root = True
 
     classes: int | None = None

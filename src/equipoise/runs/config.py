@@ -77,11 +77,12 @@ class DataConfig:
         root: The folder with the published files; empty for the default of `load_data`.
         download: Whether to download files that are missing.
         options: The options of the reader.
-        classes: Numbers of the classes to use, which are then counted from 0; empty uses all.
+        classes: Names or numbers of the classes to use, which are then counted from 0; empty uses
+            all.
         subset: How many training samples to use, the first ones in a fixed shuffled order; 0 uses
             all.
         holdout: Fraction of the training samples that is held out to score each epoch on; 0 scores
-            on the test samples.
+            on the test samples, or on the validation samples where there are no others.
         greyscale: Whether to convert images to greyscale.
         size: Height and width that images are resized to; empty leaves them.
         augment: How training images are varied at random.
@@ -99,7 +100,7 @@ class DataConfig:
     root: str = ""
     download: bool = False
     options: dict[str, Any] = field(default_factory=dict)
-    classes: tuple[int, ...] = ()
+    classes: tuple[int | str, ...] = ()
     subset: int = 0
     holdout: float = 0.0
     greyscale: bool = False

@@ -89,7 +89,7 @@ def train_run(
             config.task.name, samples.train, label_smoothing=config.task.label_smoothing
         )
         transform, plain = make_transforms(config.data, samples.train)
-        try_out(model, task, samples.test, plain)
+        try_out(model, task, samples.watched, plain)
         progress = make_progress(quiet=quiet or not group.is_main)
         if config.model.weights and not _has_checkpoints(folder):
             new = load_initial_weights(model, Path(config.model.weights))
@@ -142,7 +142,7 @@ def _train(trainer: Trainer, samples: Samples, folder: Path, *, resume: bool) ->
     try:
         with uninterrupted():  # since processes that train together stop together
             summary = trainer.fit(resume=resume)
-            if trainer.held_out:
+            if trainer.held_out and samples.test is not None:
                 scores = trainer.evaluate(samples.test)
                 matrix = None if scores.confusion is None else scores.confusion.tolist()
                 summary = replace(summary, test=scores.to_dict(), confusion=matrix)

@@ -21,7 +21,7 @@ from equipoise.layers import Equilibrium
 from equipoise.models import Model
 from equipoise.report import RunReport, ShownSample, SolvePath, render_report
 from equipoise.runs.config import load_config
-from equipoise.runs.samples import load_test
+from equipoise.runs.samples import load_part
 from equipoise.runs.saved_run import Run, open_run
 
 __all__ = ["BAD_SAMPLES", "read_json", "report_run"]
@@ -53,7 +53,7 @@ def report_run(folder: Path) -> Path:
             # what residuals are measured by
             settings["model"]["options"].setdefault("tolerance", layer.stop.tolerance)
         try:
-            samples: Dataset | None = load_test(config.data)
+            samples: Dataset | None = load_part(config.data, None)
         except DataError:
             samples = None
         if samples is not None and len(samples):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from equipoise.core import SettingError
-from equipoise.data import BadSamples, Dataset, load_data
+from equipoise.data import DATASETS, BadSamples, Dataset, find_scored_split, load_data
+from equipoise.data.image import find_other_size
 from equipoise.runs.config import DataConfig, as_config_error
 
 __all__ = ["Samples", "load_part", "load_samples", "load_test", "require_alike"]
@@ -21,13 +23,13 @@ class Samples:
     Attributes:
         train: To learn from.
         watched: To score after each epoch: held out of the training data, or else the test samples.
-        test: To score in the end.
+        test: To score in the end; `None` where only samples of `train` are held out.
         bad: Those that cannot be read, if they are to be skipped.
     """
 
     train: Dataset
     watched: Dataset
-    test: Dataset
+    test: Dataset | None
     bad: BadSamples | None = None
 
 
@@ -38,9 +40,12 @@ def load_samples(data: DataConfig) -> Samples:
         data: Which ones.
     """
     bad = BadSamples() if data.on_bad_sample == "skip" else None
-    train, test = (replace(each, bad=bad) for each in (_load(data, "train"), load_test(data)))
-    require_alike(train, test)
+    train, test = replace(_load(data, "train"), bad=bad), load_test(data)
+    if test is not None:
+        test = replace(test, bad=bad)
+        require_alike(train, test)
     if not data.subset and not data.holdout:
+        assert test is not None  # load_test would have said so
         return Samples(train, test, test, bad)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
     if data.subset > len(train):
@@ -53,6 +58,7 @@ def load_samples(data: DataConfig) -> Samples:
         raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
     kept = train.select_rows(order[: len(order) - held])
     watched = train.select_rows(order[len(order) - held :]) if held else test
+    assert watched is not None  # either some are held out, or load_test would have said so
     return Samples(kept, watched, test, bad)
 
 
@@ -86,15 +92,27 @@ def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= 10 else (*names[:8], "...", names[-1]))
 
 
-def load_test(data: DataConfig, split: str | None = None) -> Dataset:
-    """Load the samples to score.
+def load_test(data: DataConfig) -> Dataset | None:
+    """Load the samples to score: the first of the splits to score that is there.
+
+    There must be one, unless samples are held out of the training data.
 
     Args:
         data: Of which data set.
-        split: Which one; by default `test`, or `val` of data sets whose test targets are not
-            published.
     """
-    return _load(data, split or ("val" if data.name in ("cityscapes", "image-folder") else "test"))
+    with _config_errors(data):
+        split = find_scored_split(data.name, data.root or None, **data.options)
+    if split is not None:
+        return _load(data, split)
+    if data.holdout:
+        return None
+    splits = " or ".join(repr(each) for each in DATASETS[data.name].scored)
+    raise SettingError(
+        "data.holdout",
+        f"be more than 0, since there is no {splits} to score",
+        data.holdout,
+        "Write data.holdout = 0.1 to hold out a tenth of the training samples.",
+    )
 
 
 def load_part(data: DataConfig, split: str | None) -> Dataset:
@@ -102,19 +120,23 @@ def load_part(data: DataConfig, split: str | None) -> Dataset:
 
     Args:
         data: Of which run.
-        split: `train` is what it learns from, `val` what it holds out, if it does; others as of
-            `load_test`.
+        split: `train` is what it learns from, `val` what it holds out, if it does; others are those
+            of the data. By default what the run scores in the end.
     """
     if split == "train" and (data.subset or data.holdout):
         return load_samples(data).train
     if split == "val" and data.holdout:
         return load_samples(data).watched
-    return load_test(data, split)
+    if split is not None:
+        return _load(data, split)
+    return load_test(data) or load_samples(data).watched
 
 
-def _load(data: DataConfig, split: str) -> Dataset:
+@contextmanager
+def _config_errors(data: DataConfig) -> Iterator[None]:
+    """Say what is wrong by the names that the config has for it."""
     try:
-        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
+        yield
     except SettingError as error:
         raise as_config_error(error, DataConfig, data.options) from error
     except TypeError as error:
@@ -123,12 +145,37 @@ def _load(data: DataConfig, split: str) -> Dataset:
     except ImportError as error:
         rule = "be data that can be read with what is installed"
         raise SettingError("data.name", rule, data.name, str(error)) from error
+
+
+def _load(data: DataConfig, split: str) -> Dataset:
+    with _config_errors(data):
+        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
+    try:
+        dataset = dataset.select_classes(data.classes) if data.classes else dataset
+    except SettingError as error:
+        raise error.about("data.classes") from error
     if dataset.x is None:
         if data.on_bad_sample == "skip":
             dataset = replace(dataset, bad=BadSamples())
         else:
             dataset.gather([0])  # files of another kind are bad from the first one on
-    try:
-        return dataset.select_classes(data.classes) if data.classes else dataset
-    except SettingError as error:
-        raise error.about("data.classes") from error
+        _require_one_size(data, dataset)
+    return dataset
+
+
+def _require_one_size(data: DataConfig, dataset: Dataset) -> None:
+    """Raise unless images can make a batch."""
+    options = [option.name for option in fields(DATASETS[data.name])]
+    if "size" not in options or data.options.get("size"):
+        return
+    different = find_other_size([files[0] for files in dataset.files])
+    if different is not None:
+        (height, width), (other_height, other_width) = different
+        size = [min(height, other_height), min(width, other_width)]
+        raise SettingError(
+            "data.options.size",
+            "be given for images of different sizes, which it brings to one",
+            None,
+            f"Write data.options.size = {size}, say.",
+            got=f"images of {width} x {height} and {other_width} x {other_height}",
+        )

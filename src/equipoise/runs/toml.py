@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from equipoise.core import SettingError, SourceError, choose, require_finite
@@ -124,8 +125,8 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
     Whole numbers pass for floats; nothing else is converted.
 
     Args:
-        kind: A dataclass, bool, int, float, str, a `Literal` of strings, a tuple of numbers, or
-            `dict[str, Any]`.
+        kind: A dataclass, bool, int, float, str, a `Literal` of strings, a tuple of numbers or
+            texts, or `dict[str, Any]`.
         value: What TOML gave; lists become tuples.
         key: Its dotted name, for messages.
     """
@@ -154,7 +155,8 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
             inner[-1] is not Ellipsis and len(value) != len(inner)
         ):
             count = "" if inner[-1] is Ellipsis else f"{len(inner)} "
-            raise SettingError(key, f"be a list of {count}numbers", value)
+            things = {str: "names", int | str: "numbers or names"}.get(inner[0], "numbers")
+            raise SettingError(key, f"be a list of {count}{things}", value)
         return tuple(read_value(inner[0], each, key) for each in value)
     if kind is Any:
         if isinstance(value, Mapping):
@@ -177,6 +179,8 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
 
 
 def _read_scalar(kind: Any, value: Any, key: str) -> Any:
+    if isinstance(kind, UnionType):
+        kind = type(value) if type(value) in get_args(kind) else get_args(kind)[0]
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         require_finite(key, value)
         return float(value)
