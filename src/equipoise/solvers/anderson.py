@@ -66,17 +66,22 @@ class _Mix(Rule):
         self.count = 0
         # Samples for which plain steps are too slow, and those that mixing has not helped lately.
         self.slow = np.full(len(z), self.plain_rate == 0)
+        self.all_fast = self.plain_rate > 0
         self.resting = np.zeros(len(z), dtype=bool)
         self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self.values = self.gaps = self.gram = self.inverse = z.new_empty(0)
+        self.slots: list[tuple[Tensor, ...]] = []
 
     def _all_plain(self, size: np.ndarray) -> bool:
         """Note which samples have become slow; return whether none has."""
         if self.before is not None:
-            self.slow |= ~(size <= self.plain_rate * self.before)
+            fast = size <= self.plain_rate * self.before
+            if np.count_nonzero(fast) != len(fast):
+                self.slow |= ~fast
+                self.all_fast = False
         self.before = size
-        return not self.slow.any()
+        return self.all_fast
 
     def _rest(self, size: np.ndarray) -> None:
         """Let samples whose residual has not fallen by a tenth take `memory` plain steps.
@@ -94,6 +99,20 @@ class _Mix(Rule):
         self.gaps = z.new_zeros(samples, self.memory, width)
         self.gram = torch.eye(self.memory, dtype=z.dtype, device=z.device).repeat(samples, 1, 1)
         self.inverse = z.new_zeros(samples, self.memory)
+        self._cut()
+
+    def _cut(self) -> None:
+        """Keep views of the slots: writing to one takes half the time of `x[:, slot] = ...`."""
+        self.slots = list(
+            zip(
+                self.values.unbind(1),
+                self.gaps.unbind(1),
+                self.inverse.unbind(1),
+                self.gram.unbind(1),
+                self.gram.unbind(2),
+                strict=True,
+            )
+        )
 
     def advance(self, at: Point) -> Move:
         value = at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
@@ -105,19 +124,19 @@ class _Mix(Rule):
             self._rest(to_numpy(at.size))
         slot = self.count % self.memory
         self.count += 1
+        values, unit, inverses, row, column = self.slots[slot]
         inverse = at.size.clamp_min(self.smallest).reciprocal_()
-        unit = at.gap * inverse.unsqueeze(1)
-        self.gaps[:, slot] = unit
-        self.values[:, slot] = value
+        torch.mul(at.gap, inverse.unsqueeze(1), out=unit)
+        values.copy_(value)
         mixing = self.slow & ~self.resting
         if not mixing.all():
             # For samples that take plain steps nothing but the present counts.
             self.inverse *= torch.from_numpy(mixing).to(self.inverse.device).unsqueeze(1)
-        self.inverse[:, slot] = inverse
+        inverses.copy_(inverse)
         products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
-        products[:, slot] = self.diagonal
-        self.gram[:, slot] = products
-        self.gram[:, :, slot] = products
+        products.select(1, slot).fill_(self.diagonal)
+        row.copy_(products)
+        column.copy_(products)
         if self.count == 1:
             return Move(value)
         weight = self.inverse / self.inverse.amax(dim=1, keepdim=True)
@@ -130,7 +149,9 @@ class _Mix(Rule):
         if self.count:
             self.values, self.gaps = self.values[rows], self.gaps[rows]
             self.gram, self.inverse = self.gram[rows], self.inverse[rows]
+            self._cut()
         chosen = to_numpy(rows)
         self.slow, self.resting = self.slow[chosen], self.resting[chosen]
+        self.all_fast = not self.slow.any()
         self.mark = None if self.mark is None else self.mark[chosen]
         self.before = None if self.before is None else self.before[chosen]

@@ -26,6 +26,11 @@ Nothing else can pay for itself.
 CHEAP_STEP = 0.5
 """Time of a plain, mixed or conjugate gradient step as a fraction of a GMRES step's."""
 
+# Made once, since every solve picks one.
+PLAIN = FixedPoint()
+MIXED = Anderson()
+MIXED_WHERE_SLOW = Anderson(plain_rate=0.75)
+
 
 def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
     """Return plain iteration for a Lipschitz bound of at most 0.3, else Anderson.
@@ -34,8 +39,8 @@ def pick_forward(*, symmetric: bool, lipschitz: float | None) -> Solver:
     side. For others it begins with plain steps, and mixes for the samples where they are slow.
     """
     if lipschitz is not None and lipschitz <= EASY:
-        return FixedPoint()
-    return Anderson() if symmetric else Anderson(plain_rate=0.75)
+        return PLAIN
+    return MIXED if symmetric else MIXED_WHERE_SLOW
 
 
 def pick_adjoint(

@@ -40,11 +40,11 @@ class ReuseGuard:
         """
         if not self._active:
             return
-        address = f.untyped_storage().data_ptr()
+        address = f.data_ptr()
         last = None if self._last is None else self._last()
-        if last is not None and last.untyped_storage().data_ptr() == address:
+        if last is not None and last.data_ptr() == address:
             raise ReusedMemory
         for tensor in read:
-            if tensor.untyped_storage().data_ptr() == address:
+            if tensor.data_ptr() == address:
                 raise ReusedMemory
         self._last = weakref.ref(f)

@@ -152,7 +152,7 @@ class Solution:
     trace: Trace | None = None
     states: list[Tree] | None = None
     adjoint: Solution | None = None
-    stop: Stop = field(default_factory=Stop)
+    stop: Stop = Stop()  # frozen, and checking a new one for each solve takes 10 us
     solver: Solver | None = None
     unrolled: bool = False
     error_bound: Tensor | None = None
