@@ -386,7 +386,7 @@ OPTIONS: dict[str, tuple[str, str]] = {
     "task": ('task.name = "segmentation"', "task"),
     "classes of the data": (
         "data.classes = [3, 99]",
-        "data.classes must be different numbers from 0 to 9",
+        "data.classes must be numbers from 0 to 9",
     ),
     "subset": ("data.subset = 100000", "data.subset must be at most 1438"),
     "holdout": ("data.holdout = 1e-9", "data.holdout must leave samples on both sides"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -28,7 +29,6 @@ from published import (
 from torch.utils.data import DataLoader
 
 from equipoise.data import DATASETS, DataError, list_data, load_data
-from equipoise.data.csv_table import read_csv
 from equipoise.data.svhn import read_mat
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
@@ -257,15 +257,51 @@ def test_text_reader_cuts_rows(tmp_path: Path) -> None:
 
 
 def test_csv_reader_finds_the_label_by_name_and_takes_files_without_titles(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text(
-        "\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8"
-    )
-    x, y, columns = read_csv(tmp_path / "a.csv", "kind")
-    assert (x.tolist(), y.tolist()) == ([[2.5, -300], [4, 5]], [1, 0])
-    assert columns == ("a", "b")
-    (tmp_path / "b.csv").write_text("1,2,3\n4,5,6\n")
-    assert read_csv(tmp_path / "b.csv")[1].tolist() == [3, 6]
-    assert read_csv(tmp_path / "b.csv")[2] == ()
+    path = tmp_path / "train.csv"
+    path.write_text("\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8")
+    table = load_data("csv", root=tmp_path, label="kind")
+    assert (table.x.tolist(), table.y.tolist()) == ([[2.5, -300], [4, 5]], [1, 0])
+    assert table.columns == ("a", "b")
+    path.write_text("1,2,3\n4,5,6\n")
+    table = load_data("csv", root=path)  # a single file
+    assert table.y.tolist() == [3, 6]
+    assert table.columns == ()
+
+
+@pytest.mark.parametrize("titles", ["size,kind\n", ""])
+def test_csv_reader_numbers_texts_as_in_training(titles: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(titles + "1,cow\n2,ape\n3, bee\n")
+    (tmp_path / "test.csv").write_text(titles + "4,cow\n5,bee\n")
+    train, test = (load_data("csv", split, tmp_path) for split in ("train", "test"))
+    assert train.classes == test.classes == ("ape", "bee", "cow")
+    assert (train.y.tolist(), test.y.tolist()) == ([2, 0, 1], [2, 1])
+    assert train.columns == (("size",) if titles else ())
+    (tmp_path / "test.csv").write_text(titles + "4,emu\n")
+    with pytest.raises(DataError, match=r"'emu', a label that the training file does not have"):
+        load_data("csv", "test", tmp_path)
+    (tmp_path / "train.csv").write_text("size,kind\n1,0\n2,1\n3,O\n")
+    with pytest.raises(DataError, match=r"row 4, column 'kind' is 'O', not a finite number"):
+        load_data("csv", root=tmp_path)
+
+
+def test_csv_reader_takes_targets_and_columns_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("id,a,price,b,age\nx,1,2.5,3,40\ny,4,5.5,6,50\n")
+    table = load_data("csv", root=tmp_path, targets=("age", "price"), columns=("b", "a"))
+    assert table.task == "regression"
+    assert table.classes == ("age", "price")
+    assert table.columns == ("b", "a")
+    assert table.x.tolist() == [[3, 1], [6, 4]]
+    assert table.y.tolist() == [[40, 2.5], [50, 5.5]]
+    for options, reason in (
+        ({"targets": ("age", "size")}, "has no column 'size'; its columns are id, a, price"),
+        ({"targets": ("age",)}, "row 2, column 'id' is 'x', not a finite number"),
+        ({"targets": "age"}, "CSV.targets must be a list of names of columns"),
+        ({"targets": ("age",), "label": "a"}, "CSV.targets must be left out where"),
+        ({"targets": ("age",), "columns": ("age",)}, "CSV.columns must not name what"),
+        ({"label": "price", "columns": ("a",)}, "to predict numbers, name the column in targets"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            load_data("csv", root=tmp_path, **options)
 
 
 def test_table_readers_take_the_number_of_classes(tmp_path: Path) -> None:

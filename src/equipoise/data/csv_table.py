@@ -1,48 +1,107 @@
-"""Tables of numbers with labels in CSV files."""
+"""Tables in CSV files: features that are numbers, and a class or numbers to predict."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from equipoise.core import SettingError
 from equipoise.data.bounded_io import data_errors_of, find_file, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import DATASETS
 from equipoise.data.table import MAX_FLOAT, TableReader
 
-__all__ = ["CSV", "read_csv"]
+__all__ = ["CSV", "CsvFile", "has_titles", "open_csv", "parse_number"]
 
 
 @final
 @DATASETS.register("csv")
 @dataclass(frozen=True)
 class CSV(TableReader):
-    """Rows of features and a whole-number label, in `train.csv`, `val.csv` and `test.csv`.
+    """Rows of features and a label, in `train.csv`, `val.csv` and `test.csv`.
 
-    The folder may also be a single file, all of whose rows are training samples.
-
-    The first row names the columns if one of its cells is not a number.
+    The folder may also be a single file, all of whose rows are training samples. The first row
+    names the columns if one of its cells is not a number; a text in the last column alone is taken
+    for a label, if all labels are texts. Labels are whole numbers or texts; texts are numbered in
+    the order of the alphabet as they stand in the training file. With `targets`, the data are a
+    regression.
 
     Args:
         classes: How many classes there are; by default one more than the largest label of the
-            split.
+            split, or as many as there are texts.
         label: The name of the label's column; by default it is the last one.
+        targets: Names of columns of numbers to predict, in place of a label.
+        columns: Names of the columns of features; by default all others.
     """
 
     name = "csv"
     summary = "Tables of numbers with a column of labels (train.csv, val.csv, test.csv)."
 
     label: str | None = None
+    targets: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("targets", "columns"):
+            names = getattr(self, key)
+            if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+                raise SettingError(f"CSV.{key}", "be a list of names of columns", names)
+            if len(set(names)) < len(names):
+                raise SettingError(f"CSV.{key}", "name each column once", list(names))
+        if self.targets and (self.label is not None or self.classes is not None):
+            raise SettingError(
+                "CSV.targets",
+                "be left out where there is a label",
+                list(self.targets),
+                "Targets are for regression, a label or classes for classification.",
+            )
+        both = [name for name in self.columns if name in (*self.targets, self.label)]
+        if both:
+            raise SettingError("CSV.columns", "not name what is to be predicted", both[0])
 
     def has(self, folder: Path, split: str) -> bool:
         return self._find(folder, split) is not None
+
+    def read(self, folder: Path, split: str) -> Dataset:
+        path = self._find(folder, split)
+        if path is None:
+            raise self.missing(folder, f"{split}.csv")
+        file = open_csv(path)
+        wanted = [file.find(name) for name in self.targets] or [self._find_label(file)]
+        kept = [file.find(name) for name in self.columns] or [
+            i for i in range(len(file.titles)) if i not in wanted
+        ]
+        if not kept:
+            raise DataError(path, "must have a column of features beside what is to be predicted")
+        features = file.numbers(kept)
+        columns = tuple(file.titles[i] for i in kept) if file.named else ()
+        if self.targets:
+            return Dataset(
+                self.name,
+                split,
+                "regression",
+                self.targets,
+                features.shape[1:],
+                torch.from_numpy(features),
+                torch.from_numpy(file.numbers(wanted)),
+                columns=columns,
+            )
+        train = self._find(folder, "train")
+        names = _text_labels(file if train in (None, path) else open_csv(train), self._find_label)
+        if names:
+            return self._named(split, file, features, wanted[0], names, columns)
+        labels = file.labels(wanted[0])
+        return self.make_dataset(split, path, features, labels, columns=columns)
 
     def _find(self, folder: Path, split: str) -> Path | None:
         """The file of a split; all of a single file is for training."""
@@ -50,84 +109,165 @@ class CSV(TableReader):
             return folder if split == "train" else None
         return find_file(folder, f"{split}.csv")
 
-    def read(self, folder: Path, split: str) -> Dataset:
-        path = self._find(folder, split)
-        if path is None:
-            raise self.missing(folder, f"{split}.csv")
-        features, labels, columns = read_csv(path, self.label)
-        return self.make_dataset(split, path, features, labels, columns=columns)
+    def _find_label(self, file: CsvFile) -> int:
+        return len(file.titles) - 1 if self.label is None else file.find(self.label)
+
+    def _named(
+        self,
+        split: str,
+        file: CsvFile,
+        features: NDArray[np.float32],
+        column: int,
+        names: tuple[str, ...],
+        columns: tuple[str, ...],
+    ) -> Dataset:
+        """Rows whose labels are texts."""
+        if self.classes not in (None, len(names)):
+            raise DataError(
+                file.path,
+                f"has {len(names)} different labels; the option classes says {self.classes}",
+            )
+        numbers = {name: i for i, name in enumerate(names)}
+        for number, row in file.rows:
+            label = row[column].strip()
+            if label not in numbers:
+                what = f"{label!r}, a label that the training file does not have"
+                raise DataError(
+                    file.path,
+                    f"row {number}, column {file.titles[column]!r} is {what if label else 'empty'}",
+                )
+        y = torch.tensor([numbers[row[column].strip()] for _, row in file.rows])
+        x = torch.from_numpy(features)
+        return Dataset(self.name, split, "arrays", names, x.shape[1:], x, y, columns=columns)
 
 
-def read_csv(
-    path: Path, label: str | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.int64], tuple[str, ...]]:
-    """Return the features of a CSV file, (rows, columns - 1), its labels, and the features' names.
+@dataclass(frozen=True)
+class CsvFile:
+    """The cells of a CSV file, all rows of one length.
 
-    There are no names in a file whose first row holds numbers.
-
-    Args:
-        path: The file, in UTF-8.
-        label: The name of the label's column; by default it is the last one.
+    Attributes:
+        path: The file.
+        titles: Names of the columns; their numbers from 1 on if they have none.
+        named: Whether the file names its columns.
+        rows: The cells of each row, with the number of the row in the file.
     """
-    content = read_file(path)
-    with data_errors_of(path):
-        text = content.decode("utf-8-sig")
-        rows = [
-            (i, row)
-            for i, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1)
-            if row
-        ]
-    if not rows:
-        raise DataError(path, "is empty")
-    titles = [cell.strip() for cell in rows[0][1]]
-    named = any(cell and _number(cell) is None for cell in titles)
-    if named:
-        rows = rows[1:]
-    elif label is not None:
-        raise DataError(
-            path, f"has no first row with names of columns, so none is called {label!r}"
-        )
-    else:
-        titles = [str(i + 1) for i in range(len(titles))]
-    if label is not None and label not in titles:
-        raise DataError(path, f"has no column {label!r}; its columns are {', '.join(titles[:20])}")
-    if not rows or len(titles) < 2:
-        raise DataError(path, "must have a column of features, one of labels, and a row of numbers")
-    column = len(titles) - 1 if label is None else titles.index(label)
-    for number, row in rows:
-        if len(row) != len(titles):
-            raise DataError(path, f"has {len(row)} columns in row {number}; {len(titles)} expected")
-    try:
-        values = np.array([row for _, row in rows], dtype=np.float64)
-    except ValueError:
-        values = np.full((1, 1), np.nan)  # the slow search below says where
-    if not (np.abs(values) <= MAX_FLOAT).all() or "_" in text:  # Python reads 1_000 as a number
-        for number, row in rows:
-            for title, cell in zip(titles, row, strict=True):
-                value = _number(cell)
+
+    path: Path
+    titles: tuple[str, ...]
+    named: bool
+    rows: tuple[tuple[int, tuple[str, ...]], ...]
+
+    def find(self, name: str) -> int:
+        """Return the position of a column, by its name."""
+        if not self.named:
+            raise DataError(
+                self.path, f"has no first row with names of columns, so none is called {name!r}"
+            )
+        if name not in self.titles:
+            raise DataError(
+                self.path, f"has no column {name!r}; its columns are {', '.join(self.titles[:20])}"
+            )
+        if self.titles.count(name) > 1:
+            raise DataError(self.path, f"has several columns {name!r}")
+        return self.titles.index(name)
+
+    def numbers(self, columns: Sequence[int]) -> NDArray[np.float32]:
+        """Return some columns as numbers, (rows, columns), or raise if one is none."""
+        return self._values(columns).astype(np.float32)
+
+    def _values(self, columns: Sequence[int]) -> NDArray[np.float64]:
+        cells = [[row[i] for i in columns] for _, row in self.rows]
+        try:
+            values = np.array(cells, dtype=np.float64)
+        except ValueError:
+            values = np.full((1, 1), np.nan)  # the slow search below says where
+        # Python reads 1_000 as a number.
+        if (np.abs(values) <= MAX_FLOAT).all() and not any("_" in "".join(row) for row in cells):
+            return values
+        for (number, _), row in zip(self.rows, cells, strict=True):
+            for i, cell in zip(columns, row, strict=True):
+                value = parse_number(cell)
                 if value is None or not abs(value) <= MAX_FLOAT:
                     what = (
                         f"is {cell.strip()!r}, not a finite number in float32"
                         if cell.strip()
                         else "is missing"
                     )
-                    raise DataError(path, f"row {number}, column {title!r} {what}")
-    labels = values[:, column]
-    wrong = np.flatnonzero((labels != np.round(labels)) | (np.abs(labels) > 2**53))
-    if len(wrong):
-        number, row = rows[wrong[0]]
-        raise DataError(
-            path,
-            f"row {number}, column {titles[column]!r} is {row[column]!r}; labels must be whole "
-            "numbers",
+                    raise DataError(self.path, f"row {number}, column {self.titles[i]!r} {what}")
+        return values
+
+    def labels(self, column: int) -> NDArray[np.int64]:
+        """Return a column of whole numbers, or raise if one is none."""
+        values = self._values([column])[:, 0]
+        wrong = np.flatnonzero((values != np.round(values)) | (np.abs(values) > 2**53))
+        if len(wrong):
+            number, row = self.rows[wrong[0]]
+            remedy = f"; to predict numbers, name the column in targets: ['{self.titles[column]}']"
+            raise DataError(
+                self.path,
+                f"row {number}, column {self.titles[column]!r} is {row[column]!r}; labels must be "
+                f"whole numbers or texts{remedy if self.named else ''}",
+            )
+        return values.astype(np.int64)
+
+
+def open_csv(path: Path) -> CsvFile:
+    """Return the cells of a CSV file.
+
+    Args:
+        path: The file, in UTF-8.
+    """
+    content = read_file(path)
+    with data_errors_of(path):
+        text = content.decode("utf-8-sig")
+        rows = tuple(
+            (i, tuple(row))
+            for i, row in enumerate(csv.reader(io.StringIO(text, newline="")), start=1)
+            if row
         )
-    features = np.delete(values, column, axis=1).astype(np.float32)
-    columns = (*titles[:column], *titles[column + 1 :]) if named else ()
-    return features, labels.astype(np.int64), columns
+    if not rows:
+        raise DataError(path, "is empty")
+    titles, named = tuple(cell.strip() for cell in rows[0][1]), has_titles([row for _, row in rows])
+    if named:
+        rows = rows[1:]
+    else:
+        titles = tuple(str(i + 1) for i in range(len(titles)))
+    if not rows or len(titles) < 2:
+        raise DataError(path, "must have a column of features, one of labels, and a row of numbers")
+    for number, row in rows:
+        if len(row) != len(titles):
+            raise DataError(path, f"has {len(row)} columns in row {number}; {len(titles)} expected")
+    return CsvFile(path, titles, named, rows)
 
 
-def _number(cell: str) -> float | None:
+def has_titles(rows: Sequence[Sequence[str]]) -> bool:
+    """Return whether the first row of a table names its columns.
+
+    One of its cells is not a number then. If only the last one is not, it may be a label: it is if
+    there is a label that is no number in every row.
+
+    Args:
+        rows: The cells.
+    """
+    texts = [bool(cell.strip()) and parse_number(cell) is None for cell in rows[0]]
+    if sum(texts) == 1 and texts[-1] and len(texts) > 1:
+        return any(not row or parse_number(row[-1]) is not None for row in rows)
+    return any(texts)
+
+
+def parse_number(cell: str) -> float | None:
+    """Return the number in a cell, or `None` if there is none."""
     try:
         return None if "_" in cell else float(cell)
     except ValueError:
         return None
+
+
+def _text_labels(file: CsvFile, find: Callable[[CsvFile], int]) -> tuple[str, ...]:
+    """All labels of the training file, sorted, if they are texts.
+
+    A text among numbers is a slip, about which `CsvFile.labels` complains.
+    """
+    column = find(file)
+    labels = {row[column].strip() for _, row in file.rows} - {""}
+    return tuple(sorted(labels)) if all(parse_number(label) is None for label in labels) else ()

@@ -18,8 +18,8 @@ from equipoise.data.errors import DataError
 
 __all__ = ["TASKS", "Dataset", "Task"]
 
-Task = Literal["classification", "segmentation", "text", "arrays"]
-TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays")
+Task = Literal["classification", "segmentation", "text", "arrays", "regression"]
+TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays", "regression")
 MAX_LISTED = 20  # classes named in a message
 
 
@@ -30,13 +30,14 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     Args:
         name: The registered name of its reader.
         split: The published split: `train`, `val` or `test`.
-        task: What the targets are: classes, masks of classes, the next words, or labels of plain
-            arrays.
-        classes: Names of the classes, or the vocabulary.
+        task: What the targets are: classes, masks of classes, the next words, labels of plain
+            arrays, or numbers.
+        classes: Names of the classes, the vocabulary, or names of the numbers to predict.
         shape: Of one sample; of the first one where they differ.
         x: All samples, uint8 (images, 0 to 255), float32 or int64 (words); `None` if they are
             read one by one.
-        y: All targets, int64; also of samples that are read one by one, if they are known before.
+        y: All targets, int64, or float32 (samples, numbers) of a regression; also of
+            samples that are read one by one, if they are known before.
         sample: Reads the sample at a position, if they are read one by one.
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from equipoise.data import DataError, Greyscale
 from equipoise.data.bounded_io import data_errors_of, read_file, require_room
+from equipoise.data.csv_table import has_titles, parse_number
 from equipoise.data.image import SUFFIXES, list_images, read_image
 from equipoise.data.numpy_table import read_npy
 
@@ -198,29 +199,29 @@ def _table(path: Path, columns: tuple[str, ...], size: int) -> NDArray[np.float6
             if row
         ]
     titles: list[str] = []
-    if rows and any(cell.strip() and not _is_number(cell) for cell in rows[0][1]):
+    if rows and has_titles([row for _, row in rows]):
         titles = [cell.strip() for cell in rows[0][1]]
         rows = rows[1:]
     kept = _find_columns(path, titles, columns) if titles and columns else None
+    if kept is None and not columns and rows and len(rows[0][1]) == size + 1:
+        kept = list(range(size))  # the last column is the label
     for i, row in rows:
         width = len(titles or rows[0][1])
         if len(row) != width:
             raise DataError(path, f"has {len(row)} columns in row {i}; {width} expected")
         for number, cell in enumerate(row, start=1):
-            if (kept is None or number - 1 in kept) and not _is_number(cell):
+            if (kept is None or number - 1 in kept) and parse_number(cell) is None:
                 raise DataError(path, f"row {i}, column {number} is {cell.strip()!r}, not a number")
     if kept is not None:
         return np.array([[row[k] for k in kept] for _, row in rows], dtype=np.float64)
     values = np.array([row for _, row in rows], dtype=np.float64)
-    if not len(values) or values.shape[1] != size + 1:
-        return values
-    if columns:
+    if columns and len(values) and values.shape[1] == size + 1:
         raise DataError(
             path,
             f"has {size + 1} columns without names, so it cannot be told which one is the label "
             f"and not one of {_list_names(columns)}; name them in a first row",
         )
-    return values[:, :-1]
+    return values
 
 
 def _find_columns(path: Path, titles: Sequence[str], columns: Sequence[str]) -> list[int]:
@@ -240,14 +241,6 @@ def _find_columns(path: Path, titles: Sequence[str], columns: Sequence[str]) -> 
 
 def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return "_" not in cell
 
 
 def _samples(

@@ -2,9 +2,6 @@
 
 from equipoise.runs.config import (
     Config,
-    DataConfig,
-    ModelConfig,
-    TaskConfig,
     dump_config,
     list_presets,
     load_config,
@@ -13,6 +10,7 @@ from equipoise.runs.config import (
 from equipoise.runs.run import resume_run, train_run
 from equipoise.runs.run_report import report_run
 from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
+from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 
 __all__ = [
     "Config",

@@ -23,9 +23,10 @@ from equipoise.data import (
     batches,
 )
 from equipoise.data.image import MAX_PIXELS
-from equipoise.engine import Task, make_task
+from equipoise.engine import Task
 from equipoise.models import Model, create_model, model_options
-from equipoise.runs.config import Config, DataConfig, ModelConfig, as_config_error
+from equipoise.runs.config import Config
+from equipoise.runs.sections import DataConfig, ModelConfig, as_config_error
 
 __all__ = [
     "DATA_OPTIONS",
@@ -90,7 +91,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
         config: The config.
         dataset: The training samples.
     """
-    task = make_task(config.task.name, dataset, label_smoothing=config.task.label_smoothing)
+    task = config.task.make(dataset)
     seen = replace(dataset, shape=_seen_shape(config.data, dataset))
     outputs = task.outputs(seen)
     known, options = model_options(config.model.name), dict(config.model.options)
@@ -166,6 +167,14 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
     except (ConvergenceError, MemoryError):
         raise
     except Exception as error:  # whatever a user's own model raises, the sentence says it
+        if x.dim() != 4 and type(model).__module__.startswith("equipoise."):
+            raise SettingError(
+                "model.name",
+                f"take samples of shape {tuple(x.shape[1:])} from {dataset.name!r}",
+                model.name,
+                "The models that come with Equipoise take images; for tables and text, name a "
+                "function of your own: model.name = 'package.module:function'.",
+            ) from error
         if "memory" in str(error) or isinstance(error, ValueError):
             raise
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]

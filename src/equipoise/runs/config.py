@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
-from equipoise.core import (
-    SettingError,
-    SourceError,
-    choose,
-    require_between,
-    require_positive,
-    require_size,
-    require_whole,
-)
-from equipoise.data import DATASETS
+from equipoise.core import SettingError, SourceError, choose
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
-from equipoise.engine.tasks import TASKS
-from equipoise.models import model_options, require_model
+from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
     NESTED,
     decode_toml,
-    dotted,
     merge_tables,
     override,
     read_value,
@@ -34,133 +23,12 @@ from equipoise.runs.toml import (
 
 __all__ = [
     "Config",
-    "DataConfig",
-    "ModelConfig",
-    "TaskConfig",
-    "as_config_error",
     "dump_config",
     "list_presets",
     "load_config",
     "parse_config",
     "same_run",
 ]
-
-Augment = Literal["none", "pad-crop-flip", "random-resized-crop"]
-OnBadSample = Literal["stop", "skip"]
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """Which network.
-
-    Args:
-        name: One of `list_models()`, or `package.module:function` of your own (see `create_model`).
-        options: Its options; `model_options(name)` names them.
-        weights: The folder of a run whose weights training starts from; empty draws new ones.
-    """
-
-    name: str
-    options: dict[str, Any] = field(default_factory=dict)
-    weights: str = ""
-
-    def __post_init__(self) -> None:
-        require_model("model.name", self.name)
-        _check_options("model", self.name, self.options, model_options(self.name))
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which samples, and what is done to them.
-
-    Args:
-        name: One of `list_data()`.
-        root: The folder with the published files; empty for the default of `load_data`.
-        download: Whether to download files that are missing.
-        options: The options of the reader.
-        classes: Names or numbers of the classes to use, which are then counted from 0; empty uses
-            all.
-        subset: How many training samples to use, the first ones in a fixed shuffled order; 0 uses
-            all.
-        holdout: Fraction of the training samples that is held out to score each epoch on; 0 scores
-            on the test samples, or on the validation samples where there are no others.
-        greyscale: Whether to convert images to greyscale.
-        size: Height and width that images are resized to; empty leaves them.
-        augment: How training images are varied at random.
-        padding: Pixels on each side for `pad-crop-flip`.
-        flip: Probability of a horizontal flip, for both augmentations.
-        mean: What to subtract from the values in [0, 1], one number for each channel; empty
-            subtracts nothing.
-        std: What to divide by afterwards.
-        noise: Standard deviation of the noise that a restoration is to remove.
-        on_bad_sample: What to do about a file that cannot be read: `stop` the run, or `skip` the
-            sample, which is then listed in the run's folder.
-    """
-
-    name: str
-    root: str = ""
-    download: bool = False
-    options: dict[str, Any] = field(default_factory=dict)
-    classes: tuple[int | str, ...] = ()
-    subset: int = 0
-    holdout: float = 0.0
-    greyscale: bool = False
-    size: tuple[int, ...] = ()
-    augment: Augment = "none"
-    padding: int = 4
-    flip: float = 0.5
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    noise: float = 0.0
-    on_bad_sample: OnBadSample = "stop"
-
-    def __post_init__(self) -> None:
-        choose("data.name", self.name, DATASETS)
-        _check_options(
-            "data", self.name, self.options, [option.name for option in fields(DATASETS[self.name])]
-        )
-        choose("data.augment", self.augment, get_args(Augment))
-        choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
-        for name in ("subset", "padding"):
-            require_whole(f"data.{name}", getattr(self, name))
-        require_between("data.holdout", self.holdout, 0, 1, "[)")
-        require_between("data.flip", self.flip, 0, 1)
-        if self.size:
-            require_size("data.size", self.size)
-        if self.augment == "random-resized-crop" and not self.size:
-            raise SettingError(
-                "data.size",
-                "be given for the augmentation 'random-resized-crop'",
-                self.size,
-                "Write data.size = [224, 224].",
-                got="nothing",
-            )
-        if len(self.mean) != len(self.std):
-            raise SettingError(
-                "data.mean",
-                "have as many numbers as data.std",
-                self.mean,
-                got=f"{len(self.mean)} and {len(self.std)}",
-            )
-        for value in self.std:
-            require_positive("data.std", value)
-        require_positive("data.noise", self.noise, or_zero=True)
-
-
-@dataclass(frozen=True)
-class TaskConfig:
-    """What is learnt.
-
-    Args:
-        name: The name of a task; `auto` is the one that fits the data.
-        label_smoothing: Fraction of the probability that targets spread over all classes.
-    """
-
-    name: str = "auto"
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        choose("task.name", self.name, ["auto", *TASKS])
-        require_between("task.label_smoothing", self.label_smoothing, 0, 1, "[)")
 
 
 @dataclass(frozen=True)
@@ -198,27 +66,6 @@ class Config:
                 self.data.noise,
                 "Set task.name = 'restoration'.",
             )
-
-
-def as_config_error(
-    error: SettingError, kind: type[ModelConfig | DataConfig], options: Iterable[str]
-) -> SettingError:
-    """Return an error by the name that the config has for the setting, where it has one.
-
-    `OptEq.alpha` is `model.options.alpha` to the user, and `load_data.root` is `data.root`.
-
-    Args:
-        error: What a model or a reader said.
-        kind: The section of the config that it was made from.
-        options: The options it has.
-    """
-    section = "model" if kind is ModelConfig else "data"
-    name = error.key.rpartition(".")[2]
-    if name in options:
-        return error.about(f"{section}.options.{name}")
-    if name in [each.name for each in fields(kind)]:
-        return error.about(f"{section}.{name}")
-    return error
 
 
 def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -348,13 +195,3 @@ def _build(table: Mapping[str, Any], where: str, overrides: Mapping[str, str]) -
         ]
         raise SourceError(blame[-1] if blame else where, error) from None
     return config
-
-
-def _check_options(
-    section: str, name: str, options: Mapping[str, Any], known: Sequence[str]
-) -> None:
-    for option in options:
-        key = dotted(f"{section}.options", option)
-        if not known:
-            raise SettingError(key, f"be left out, since {name!r} has no options", options[option])
-        choose(key, option, known, f"be an option of {name!r}, one of")

@@ -34,17 +34,17 @@ from equipoise.engine import (
     Summary,
     Trainer,
     make_progress,
-    make_task,
 )
 from equipoise.engine.log import finite
 from equipoise.engine.run_lock import LOCK_FILE
 from equipoise.models import require_model
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
-from equipoise.runs.config import Config, DataConfig, dump_config, load_config, same_run
+from equipoise.runs.config import Config, dump_config, load_config, same_run
 from equipoise.runs.initial_weights import load_initial_weights
 from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
 from equipoise.runs.samples import Samples, load_samples
+from equipoise.runs.sections import DataConfig
 
 __all__ = ["resume_run", "train_run"]
 
@@ -85,9 +85,7 @@ def train_run(
         samples = _load(group, config.data)
         config = resolve(config, samples.train)
         model = make_model(config)
-        task = make_task(
-            config.task.name, samples.train, label_smoothing=config.task.label_smoothing
-        )
+        task = config.task.make(samples.train)
         transform, plain = make_transforms(config.data, samples.train)
         try_out(model, task, samples.watched, plain)
         progress = make_progress(quiet=quiet or not group.is_main)

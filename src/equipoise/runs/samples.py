@@ -11,7 +11,7 @@ import torch
 from equipoise.core import SettingError
 from equipoise.data import DATASETS, BadSamples, Dataset, find_scored_split, load_data
 from equipoise.data.image import find_other_size
-from equipoise.runs.config import DataConfig, as_config_error
+from equipoise.runs.sections import DataConfig, as_config_error
 
 __all__ = ["Samples", "load_part", "load_samples", "load_test", "require_alike"]
 

@@ -17,7 +17,6 @@ from equipoise.engine import (
     Task,
     evaluate,
     load_weights,
-    make_task,
     read_checkpoint,
 )
 from equipoise.layers import Certificate
@@ -77,7 +76,7 @@ def open_run(folder: Path) -> Run:
         resolve(config, about)
         model = make_model(config)
         load_weights(model, weights)
-        task = make_task(config.task.name, about, label_smoothing=config.task.label_smoothing)
+        task = config.task.make(about)
         transform = make_transforms(config.data, about)[1]
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(path, error) from error

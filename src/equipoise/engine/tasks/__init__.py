@@ -6,12 +6,13 @@ from equipoise.engine.tasks.answer import (
     ImageAnswer,
     LabelAnswer,
     MaskAnswer,
+    NumberAnswer,
     RowAnswer,
     TextAnswer,
 )
 from equipoise.engine.tasks.cross_entropy import Classification, LanguageModelling, Segmentation
 from equipoise.engine.tasks.metric import Metric
-from equipoise.engine.tasks.regression import BinaryRegression
+from equipoise.engine.tasks.regression import BinaryRegression, Regression
 from equipoise.engine.tasks.restoration import Restoration
 from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
 from equipoise.engine.tasks.task import TASKS, Task, find_metric, finite_samples, make_task
@@ -29,7 +30,9 @@ __all__ = [
     "MaskAnswer",
     "Mean",
     "Metric",
+    "NumberAnswer",
     "Overlap",
+    "Regression",
     "Restoration",
     "RowAnswer",
     "Score",

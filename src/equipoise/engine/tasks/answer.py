@@ -22,6 +22,7 @@ __all__ = [
     "ImageAnswer",
     "LabelAnswer",
     "MaskAnswer",
+    "NumberAnswer",
     "RowAnswer",
     "TextAnswer",
 ]
@@ -36,7 +37,7 @@ class RowAnswer(ABC):
         columns: The names of its cells.
     """
 
-    columns: ClassVar[tuple[str, ...]]
+    columns: tuple[str, ...]
 
     @abstractmethod
     def cells(self) -> tuple[str, ...]:
@@ -85,6 +86,23 @@ class LabelAnswer(RowAnswer):
 
     def cells(self) -> tuple[str, ...]:
         return self.label, f"{self.probability:.6g}"
+
+
+@final
+@dataclass(frozen=True)
+class NumberAnswer(RowAnswer):
+    """Numbers.
+
+    Args:
+        columns: Their names.
+        values: The numbers.
+    """
+
+    columns: tuple[str, ...]
+    values: tuple[float, ...]
+
+    def cells(self) -> tuple[str, ...]:
+        return tuple(f"{value:.6g}" for value in self.values)
 
 
 @final

@@ -1,20 +1,21 @@
-"""Two classes as numbers."""
+"""Numbers to predict, and two classes as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self, final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equipoise.core import SettingError
+from equipoise.core import SettingError, choose, require_count, require_positive
 from equipoise.data import Dataset
-from equipoise.engine.tasks.answer import Answer, LabelAnswer
+from equipoise.engine.tasks.answer import Answer, LabelAnswer, NumberAnswer
 from equipoise.engine.tasks.cross_entropy import ACCURACY, label_answers
-from equipoise.engine.tasks.score import Agreement, Score
+from equipoise.engine.tasks.metric import Metric
+from equipoise.engine.tasks.score import Agreement, Errors, Score
 from equipoise.engine.tasks.task import (
     TASKS,
     Task,
@@ -23,7 +24,92 @@ from equipoise.engine.tasks.task import (
     to_full_precision,
 )
 
-__all__ = ["BinaryRegression"]
+__all__ = ["LOSSES", "BinaryRegression", "Regression"]
+
+LOSSES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "square": lambda output, target, _: functional.mse_loss(output, target),
+    "absolute": lambda output, target, _: functional.l1_loss(output, target),
+    "huber": lambda output, target, delta: functional.huber_loss(output, target, delta=delta),
+}
+"""The losses of a regression by name."""
+
+
+@final
+@TASKS.register("regression")
+@dataclass(frozen=True)
+class Regression(Task):
+    """Numbers for each sample, by the mean of a loss of `e = f(x) - y` over samples and numbers.
+
+    The losses are `square`, `e^2`; `absolute`, `|e|`; and `huber` (Huber, 1964), `e^2 / 2` for
+    `|e| <= delta` and `delta (|e| - delta / 2)` beyond. Scores are `r2`, the coefficient of
+    determination `1 - sum e^2 / sum (y - mean y)^2`; `mae`, the mean of `|e|`; and `rmse`, the root
+    of the mean of `e^2`: means over all numbers, of which each has an `r2` of its own.
+
+    Args:
+        numbers: How many numbers there are to predict.
+        kind: The loss, one of `LOSSES`.
+        delta: Where the Huber loss becomes linear, in the units of the numbers.
+
+    Shape:
+        Outputs (batch, numbers), or (batch,) for one; targets likewise, floats.
+    """
+
+    name = "regression"
+    metrics = (
+        Metric("r2", "Coefficient of determination", label="R2"),
+        Metric("mae", "Mean absolute error", higher_is_better=False, label="MAE"),
+        Metric("rmse", "Root mean squared error", higher_is_better=False, label="RMSE"),
+    )
+    answer_type = NumberAnswer
+    data_kinds = ("regression",)
+
+    numbers: int = 1
+    kind: str = field(default="square", kw_only=True)
+    delta: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_count("Regression.numbers", self.numbers)
+        choose("Regression.kind", self.kind, LOSSES)
+        require_positive("Regression.delta", self.delta)
+
+    @classmethod
+    def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
+        refuse_smoothing(cls.name, label_smoothing)
+        require_data(cls.name, dataset, cls.data_kinds, "have numbers as targets")
+        return cls(len(dataset.classes))
+
+    def with_loss(self, loss: str, delta: float) -> Self:
+        return replace(self, kind="square" if loss == "auto" else loss, delta=delta)
+
+    def outputs(self, dataset: Dataset) -> int | None:
+        return self.numbers
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        output = to_full_precision(output).reshape(len(target), -1)
+        return LOSSES[self.kind](output, target.to(output).reshape(output.shape), self.delta)
+
+    def score(self) -> Score:
+        return Errors(self.numbers)
+
+    def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
+        rows = output.reshape(len(output), -1).tolist()
+        return [NumberAnswer(tuple(classes), tuple(row)) for row in rows]
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        allowed = [(len(target), self.numbers)] + [(len(target),)] * (self.numbers == 1)
+        if not target.is_floating_point() or target.shape not in allowed:
+            raise self.mismatch(
+                "target",
+                f"be {self.numbers} floats for each sample",
+                f"{target.dtype} of shape {tuple(target.shape)}",
+            )
+        if output.shape not in allowed:
+            raise self.mismatch(
+                "output",
+                f"have {self.numbers} numbers for each sample",
+                f"shape {tuple(output.shape)}",
+                "Make the model with as many outputs (num_classes).",
+            )
 
 
 @final

@@ -10,7 +10,7 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-__all__ = ["Agreement", "Mean", "Overlap", "Score"]
+__all__ = ["Agreement", "Errors", "Mean", "Overlap", "Score"]
 
 
 class Score(ABC):
@@ -84,6 +84,39 @@ class Mean(Score):
 
     def compute(self) -> dict[str, float]:
         return {self._name: float(self._finish(self._sums[0] / self._sums[1]))}
+
+
+@final
+class Errors(Score):
+    """Errors of numbers: `r2`, the mean of that of each number, `mae` and `rmse`.
+
+    Args:
+        numbers: How many numbers there are for each sample.
+    """
+
+    def __init__(self, numbers: int) -> None:
+        # Samples; then for each number the sums of y, y^2, e^2 and |e|.
+        super().__init__(1 + 4 * numbers)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        y = target.reshape(len(target), -1).double()
+        error = output.detach().reshape(y.shape).double() - y
+        sums = torch.stack([y.sum(0), y.square().sum(0), error.square().sum(0), error.abs().sum(0)])
+        self._sums[0] += len(y)
+        self._sums[1:] += sums.flatten().cpu()
+
+    def compute(self) -> dict[str, float]:
+        count = self._sums[0]
+        y, squares, errors, absolute = self._sums[1:].reshape(4, -1)
+        spread = squares - y.square() / count
+        # Of equal targets, which rounding makes differ a little, nothing can be explained.
+        known = spread > 1e-12 * squares
+        r2 = torch.where(known, 1 - errors / spread, math.nan)
+        return {
+            "r2": float(r2.mean()),
+            "mae": float((absolute / count).mean()),
+            "rmse": float((errors / count).mean().sqrt()),
+        }
 
 
 class Agreement(Score):

@@ -66,6 +66,19 @@ class Task(ABC):
             label_smoothing: As in `make_task`.
         """
 
+    def with_loss(self, loss: str, delta: float) -> Self:
+        """Return the task with another loss, or raise if there is none to choose.
+
+        Args:
+            loss: The name of the loss; `auto` is the one that the task has.
+            delta: As in `make_task`.
+        """
+        if loss != "auto":
+            raise SettingError(
+                "make_task.loss", f"be 'auto' for task {self.name!r}, which has one loss", loss
+            )
+        return self
+
     @abstractmethod
     def outputs(self, dataset: Dataset) -> int | None:
         """Return how many outputs (`num_classes`) a model needs; None leaves that to the model.
@@ -175,7 +188,14 @@ TASKS = TaskRegistry("task", Task)  # type: ignore[type-abstract]
 """All tasks by name."""
 
 
-def make_task(name: str, dataset: Dataset, *, label_smoothing: float = 0.0) -> Task:
+def make_task(
+    name: str,
+    dataset: Dataset,
+    *,
+    label_smoothing: float = 0.0,
+    loss: str = "auto",
+    delta: float = 1.0,
+) -> Task:
     """Return a task for a data set.
 
     Args:
@@ -183,11 +203,13 @@ def make_task(name: str, dataset: Dataset, *, label_smoothing: float = 0.0) -> T
         dataset: What to learn from.
         label_smoothing: Fraction of the true class's weight that is spread over all classes
             (Szegedy et al., 2016).
+        loss: The loss of a regression: `square`, `absolute` or `huber`; `auto` is the task's own.
+        delta: Where the Huber loss becomes linear.
     """
     choose("task", name, [*TASKS, "auto"])
     if name == "auto":
         name = next(each for each in TASKS if dataset.task in TASKS[each].data_kinds)
-    return TASKS[name].for_dataset(dataset, float(label_smoothing))
+    return TASKS[name].for_dataset(dataset, float(label_smoothing)).with_loss(loss, delta)
 
 
 def find_metric(name: str, default: Metric | None = None) -> Metric:
