@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["copy_modules", "is_compiled"]
+__all__ = ["INTERNAL", "copy_modules", "is_compiled"]
 
 PLAIN = frozenset(
     {bool, int, float, complex, str, bytes, NoneType, type, torch.Size, torch.dtype, torch.device}
@@ -26,7 +26,11 @@ HOOKS = tuple(name for name in sorted(INTERNAL) if name.endswith("hooks"))
 
 
 def copy_modules(
-    modules: Sequence[nn.Module], replaced: dict[int, Any], *, compiled: bool = True
+    modules: Sequence[nn.Module],
+    replaced: dict[int, Any],
+    *,
+    compiled: bool = True,
+    before: Sequence[dict[str, Any]] | None = None,
 ) -> list[nn.Module]:
     """Copy modules that refer to each other, as far as their attributes reach.
 
@@ -39,6 +43,7 @@ def copy_modules(
         modules: The modules.
         replaced: What to put in place of some objects, by `id`; most often tensors.
         compiled: Whether the copies are compiled where the originals are.
+        before: Attributes that the modules had earlier, for copies of the modules as they were.
     """
     # Nothing of the original's runs: neither __init__ nor __setattr__ nor __getattr__.
     twins = [
@@ -52,9 +57,13 @@ def copy_modules(
             if "_orig_mod" in module._modules:  # what torch.compile makes of a module
                 known[id(module)] = known[id(module._modules["_orig_mod"])]
     copier = _Copier(known, compiled)
-    for module, twin in zip(modules, twins, strict=True):
+    for number, (module, twin) in enumerate(zip(modules, twins, strict=True)):
         if twin is not module:
             attributes = vars(module).copy()
+            if before is not None:
+                for name in attributes.keys() - INTERNAL:
+                    del attributes[name]
+                attributes.update(before[number])
             for name in SLOTS:
                 slots = attributes[name]
                 attributes[name] = {key: known.get(id(item), item) for key, item in slots.items()}

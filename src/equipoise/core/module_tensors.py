@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
@@ -71,17 +71,27 @@ class ModuleTensors:
         """Return whether `tensors` are the listed ones, the very objects."""
         return all(own is other for own, other in zip(self.tensors, tensors, strict=True))
 
-    def bind(self, tensors: Sequence[Tensor], *, compiled: bool = True) -> ModuleTensors:
+    def bind(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        compiled: bool = True,
+        others: dict[int, Tensor] | None = None,
+        before: Sequence[dict[str, Any]] | None = None,
+    ) -> ModuleTensors:
         """Return a private copy of the module as it is now, with `tensors` for the listed ones.
 
         Args:
             tensors: One for each of those listed.
             compiled: Whether the copy is compiled where the module is.
+            others: What to put in place of further tensors, by `id`.
+            before: Attributes that the modules had earlier, for a copy of the module as it was.
         """
         pairs = zip(self.tensors, tensors, strict=True)
         made = ModuleTensors.__new__(ModuleTensors)
         replaced = {id(own): other for own, other in pairs if own is not other}
-        made.modules = copy_modules(self.modules, replaced, compiled=compiled)
+        replaced.update(others or {})
+        made.modules = copy_modules(self.modules, replaced, compiled=compiled, before=before)
         made.module, made.tensors, made.buffers = made.modules[0], list(tensors), self.buffers
         made._constants = self._constants
         made._versions = _versions(made.tensors[index] for index in made.buffers)

@@ -80,6 +80,7 @@ class _Task:
         settings: How linear problems are solved.
         problem: The problem.
         recording: Whether derivatives may be asked for.
+        wanted: With respect to which arguments.
         solved: The problem as it was solved, once it is.
         status: How the samples of the forward problem ended.
         scale: What their residuals are relative to.
@@ -89,6 +90,7 @@ class _Task:
     settings: Implicit
     problem: Problem
     recording: bool = False
+    wanted: Sequence[bool] = ()
     solved: Problem | None = None
     status: Tensor | None = None
     scale: Tensor | None = None
@@ -96,10 +98,9 @@ class _Task:
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
         args = self.problem.args
-        recording = torch.is_grad_enabled() and any(
-            arg.requires_grad or is_wrapped(arg) for arg in args
-        )
-        task = _Task(self.plan, self.settings, self.problem, recording)
+        wanted = [arg.requires_grad or is_wrapped(arg) for arg in args]
+        recording = torch.is_grad_enabled() and any(wanted)
+        task = _Task(self.plan, self.settings, self.problem, recording, wanted)
         result: Tensor = _Solve.apply(task, z0, *args)  # type: ignore[no-untyped-call]
         return result
 
@@ -109,7 +110,7 @@ class _Task:
         status = scale = None
         if solution is not None and not isinstance(problem, LinearProblem):
             status, scale = solution.status, solution.scale
-        return _Task(self.plan, self.settings, problem, True, None, status, scale)
+        return _Task(self.plan, self.settings, problem, True, (), None, status, scale)
 
     def refuse_change(self, z: Tensor, value: Tensor) -> None:
         """Raise unless samples that had converged are still equilibria of the step.
@@ -231,7 +232,10 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def forward(task: _Task, z0: Tensor, *args: Tensor) -> Tensor:
         solved = task.with_args(args)
+        check = solved.problem.watch_copy(task.wanted) if task.recording else None
         value = solved.solve(z0)
+        if check is not None:
+            check(z0)
         task.solved = solved.problem if task.recording else None
         return value.clone() if shares_memory(value, (z0, *args)) else value
 

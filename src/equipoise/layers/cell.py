@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.attribute_watch import AttributeWatch
 from equipoise.core.module_tensors import ModuleTensors
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.layers.certificate import Certificate, Link, significant
@@ -193,6 +194,62 @@ class CellEquation(Equation):
 
     def written(self) -> list[str]:
         return self.module_tensors.written()
+
+    def watch(self, args: Sequence[Tensor], wanted: Sequence[bool]) -> Callable[[Tensor], None]:
+        watch = AttributeWatch(self.module_tensors.modules)
+        return lambda z: self._refuse_cached(watch, z, args, wanted)
+
+    def _refuse_cached(
+        self, watch: AttributeWatch, z: Tensor, args: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> None:
+        """Raise if the step read a tensor that it had computed from trainable ones and kept.
+
+        A solve runs without gradients, so what the step keeps on the cell knows nothing of what it
+        was computed from. A tensor that appeared is harmless if it depends on nothing trainable (a
+        random mask), or if the step only writes it (for a log) or computes it at each call.
+        """
+        appeared = {
+            path: tensor
+            for path, tensor in watch.appeared().items()
+            if tensor.is_floating_point() or tensor.is_complex()
+        }
+        if not appeared:
+            return
+        count = len(self.context.leaves)
+        leaves = [
+            (arg.detach().clone() if place in self.mutable_args else arg.detach()).requires_grad_(
+                want and (arg.is_floating_point() or arg.is_complex())
+            )
+            for place, (arg, want) in enumerate(zip(args, wanted, strict=True))
+        ]
+        devices = [z.device] if z.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), torch.enable_grad():
+            anew = self.module_tensors.bind(leaves[count:], compiled=False, before=watch.before)
+            self._with_weights(anew)._flat(cast(Cell, anew.module)._call_impl, leaves)(z.detach())
+            for path, tensor in appeared.items():
+                computed = watch.at(path, anew.modules)
+                if not isinstance(computed, Tensor) or not computed.requires_grad:
+                    continue
+                leaf = tensor.detach().clone().requires_grad_()
+                if self._reads(tensor, leaf, z, leaves):
+                    watch.undo()  # so that the next call is refused as well
+                    raise ValueError(
+                        f"{type(self.cell).__name__}.step must not keep what it computes from "
+                        "trainable tensors, because a solve records nothing; got "
+                        f"{watch.name(path)!r} of shape {tuple(tensor.shape)}, through which the "
+                        "gradient would be lost. Compute it in inject, and pass it on in Shared."
+                    )
+
+    def _reads(self, tensor: Tensor, leaf: Tensor, z: Tensor, args: Sequence[Tensor]) -> bool:
+        """Return whether the step's value depends on a tensor that the cell holds."""
+        held = self.module_tensors.bind(
+            args[len(self.context.leaves) :], compiled=False, others={id(tensor): leaf}
+        )
+        step = self._with_weights(held)._flat(cast(Cell, held.module)._call_impl, args)
+        value = step(z.detach())
+        if not value.requires_grad:
+            return False
+        return torch.autograd.grad(value.sum(), leaf, allow_unused=True)[0] is not None
 
     def _with_weights(self, weights: ModuleTensors) -> CellEquation:
         made = object.__new__(CellEquation)

@@ -238,8 +238,12 @@ class Equilibrium(nn.Module):
         )
         args = [*structure.leaves, *weights.tensors]
         z0 = layout.pack(start, "z0")
+        wanted = [arg.requires_grad for arg in args] if torch.is_grad_enabled() else []
+        check = plan.equation.watch(args, wanted) if any(wanted) else None
         self._begin(plan, z0, args)
         value = settings.gradient.attach(plan, z0, args)
+        if check is not None:
+            check(z0)
         context = structure.rebuild(structure.leaves)
         output = self.cell.readout(layout.unpack(value), context)
         if states is None:

@@ -127,6 +127,20 @@ class Equation(ABC):
         """Return the names of what was written to since the equation was frozen, where known."""
         return []
 
+    def watch(
+        self, args: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> Callable[[Tensor], None] | None:
+        """Watch for what evaluating keeps that gradients should flow through.
+
+        Args:
+            args: The arguments.
+            wanted: Which of them gradients may be asked for.
+
+        Returns:
+            What to call with a state after the evaluations; it raises ValueError. By default None.
+        """
+        return None
+
     def uncompiled(self) -> Equation:
         """Return the equation without compiled code, for derivatives; by default itself.
 
@@ -208,6 +222,17 @@ class Problem(ABC):
     def uncompiled(self) -> Problem:
         """Return the problem without compiled code, for derivatives; by default itself."""
         return self
+
+    def watch_copy(self, wanted: Sequence[bool]) -> Callable[[Tensor], None] | None:
+        """Watch a private copy of a cell that is at work here; the layer watches its own cell.
+
+        Args:
+            wanted: Which arguments gradients may be asked for.
+
+        Returns:
+            What to call with a state after the solve, if there is a copy.
+        """
+        return None
 
     @abstractmethod
     def freeze(self) -> Problem:
@@ -361,6 +386,10 @@ class MapProblem(Problem):
     def uncompiled(self) -> MapProblem:
         plain = self._bound.uncompiled()
         return self if plain is self._bound else MapProblem(plain, self.args, self.work)
+
+    def watch_copy(self, wanted: Sequence[bool]) -> Callable[[Tensor], None] | None:
+        bound = self._bound
+        return None if bound is self.equation else bound.watch(self.args, wanted)
 
     def freeze(self) -> Problem:
         return MapProblem(*self._bound.freeze(self.args))
