@@ -322,7 +322,7 @@ def test_sweep_separates_what_varies(status, code, monkeypatch, capsys, tmp_path
 
 
 MEMORY = (
-    "not enough memory: lower train.batch or train.evaluate_batch "
+    "not enough memory: raise train.accumulate, or lower train.batch or train.evaluate_batch "
     "(DefaultCPUAllocator: not enough memory: you tried)"
 )
 

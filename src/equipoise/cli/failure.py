@@ -35,7 +35,8 @@ def tell(error: BaseException) -> int:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in reason):
         _say(
             "error: ",
-            f"not enough memory: lower train.batch or train.evaluate_batch ({reason})",
+            "not enough memory: raise train.accumulate, or lower train.batch or "
+            f"train.evaluate_batch ({reason})",
         )
         return BAD_INPUT
     if isinstance(error, RuntimeError) and os.environ.get("WORLD_SIZE", "1") != "1":

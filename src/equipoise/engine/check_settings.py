@@ -7,6 +7,7 @@ from torch import nn
 from equipoise.core import SettingError
 from equipoise.engine.log import require_tensorboard
 from equipoise.engine.settings import TrainConfig
+from equipoise.engine.step import part_size
 
 __all__ = ["check_settings"]
 
@@ -33,6 +34,11 @@ def check_settings(
         )
     if settings.batch % world:
         raise SettingError("train.batch", f"be a multiple of the {world} processes", settings.batch)
+    local = settings.batch // world
+    if settings.accumulate > local:
+        raise SettingError(
+            "train.accumulate", f"be at most {local}, the samples of a step", settings.accumulate
+        )
     normalised = any(isinstance(part, nn.BatchNorm1d) for part in model.modules())
     if normalised and samples // world * world % settings.batch == 1:
         raise SettingError(
@@ -41,6 +47,14 @@ def check_settings(
             settings.batch,
             "Choose another, or another data.subset.",
             got=f"{settings.batch} for {samples} samples",
+        )
+    if normalised and settings.accumulate > 1 and part_size(local, settings.accumulate) < 3:
+        # Of two at most, a part of an odd number of samples would be one alone.
+        raise SettingError(
+            "train.accumulate",
+            "leave three samples for each part, which batch normalisation needs",
+            settings.accumulate,
+            got=f"{settings.accumulate} for {local} samples",
         )
     if settings.tensorboard:
         require_tensorboard()

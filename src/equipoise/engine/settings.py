@@ -32,6 +32,9 @@ class TrainConfig:
     Args:
         epochs: Passes over the training data.
         batch: Samples in each step, over all processes together.
+        accumulate: Parts in which each process computes the gradient of a step, one after another,
+            for batches that do not fit in memory. The result is that of the whole batch up to
+            rounding, except that batch normalisation sees each part by itself.
         evaluate_batch: Samples in each batch of an evaluation, in each process.
         seed: The seed of everything random: the initial weights, the order of the data, and so on.
         clip: Largest norm of the gradient of all weights together; longer ones are scaled down. 0
@@ -72,6 +75,7 @@ class TrainConfig:
 
     epochs: int = 10
     batch: int = 128
+    accumulate: int = 1
     evaluate_batch: int = 256
     seed: int = 0
     clip: float = 0.0
@@ -89,7 +93,7 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "evaluate_batch", "failures", "log_every"):
+        for name in ("epochs", "batch", "accumulate", "evaluate_batch", "failures", "log_every"):
             require_count(f"train.{name}", getattr(self, name))
         require_count("train.checkpoint_keep", self.checkpoint_keep)
         for name in ("patience", "checkpoint_steps"):

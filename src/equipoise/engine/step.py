@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import autocast
@@ -15,7 +17,7 @@ from equipoise.engine.settings import TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Task
 
-__all__ = ["Step", "Stepper", "Verdict"]
+__all__ = ["Step", "Stepper", "Verdict", "part_size"]
 
 SLOWER = "lower optimizer.learning_rate or set train.clip"
 
@@ -80,27 +82,53 @@ class Stepper:
         self.skip_reason = ""
 
     def compute(self, x: Tensor, y: Tensor, learning_rate: float) -> Step:
-        """Compute the loss of a batch and its gradients."""
+        """Compute the loss of a batch and its gradients, in parts if so set."""
         for each in self.optimizer.param_groups:
             each["lr"] = learning_rate
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
         self.solves.clear()
         self.optimizer.zero_grad()
-        with autocast(self.group.device, self.settings.precision):
-            output = self.wrapped(x)
-        self.task.check(output, y)
-        loss, weight = self.task.loss(output, y), self.task.weight(y)
+        parts = self._split(x, y)
+        weights = [self.task.weight(target) for _, target in parts]
+        weight = sum(weights)
         # Gradients are averaged over processes: where these have different weights, each loss
-        # counts by its own.
+        # counts by its own. Those of the parts add up.
         whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
-        factor = weight * self.group.world / whole if whole else 1.0
-        self.state.scaler.scale(loss if factor == 1 else loss * factor).backward()  # type: ignore[no-untyped-call]
+        outputs, losses = [], []
+        for number, ((inputs, target), own) in enumerate(zip(parts, weights, strict=True), 1):
+            factor = own * self.group.world / whole if whole else 1.0
+            # Processes exchange gradients once, with the last part.
+            with nullcontext() if number == len(parts) else self._unsynchronized():
+                with autocast(self.group.device, self.settings.precision):
+                    output = self.wrapped(inputs)
+                self.task.check(output, target)
+                loss = self.task.loss(output, target)
+                scaled = self.state.scaler.scale(loss if factor == 1 else loss * factor)
+                scaled.backward()  # type: ignore[no-untyped-call]
+            outputs.append(output.detach())
+            losses.append(loss.detach())
+        loss, output = losses[0], outputs[0]
+        if len(parts) > 1:
+            sums = [each * own for each, own in zip(losses, weights, strict=True)]
+            loss, output = torch.stack(sums).sum() / (weight or 1.0), torch.cat(outputs)
         self.state.scaler.unscale_(self.optimizer)
         norm = nn.utils.get_total_norm(
             [each.grad for each in self.model.parameters() if each.grad is not None]
         )
         return Step(output, y, loss, weight, learning_rate, norm, buffers)
+
+    def _split(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The parts of a batch, of nearly the same size, that are computed one after another."""
+        most = part_size(self.settings.batch // self.group.world, self.settings.accumulate)
+        count = -(-len(x) // most)
+        return list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
+
+    def _unsynchronized(self) -> AbstractContextManager[None]:
+        """Where gradients are added up in this process and not yet averaged over all of them."""
+        if isinstance(self.wrapped, DistributedDataParallel):
+            return self.wrapped.no_sync()
+        return nullcontext()
 
     def verdict(self, step: Step) -> Verdict:
         """Return what all processes do with a step, and keep the reason if it is skipped."""
@@ -144,3 +172,13 @@ class Stepper:
             remedy = f"{SLOWER}, or set train.precision=float32" if low else SLOWER
             return Verdict.SKIP, f"the gradient was not finite; {remedy}."
         return Verdict.APPLY, ""
+
+
+def part_size(batch: int, accumulate: int) -> int:
+    """Return how many samples the parts of a batch have at most.
+
+    Args:
+        batch: Samples of this process in each step.
+        accumulate: In how many parts they are computed.
+    """
+    return -(-batch // accumulate)
