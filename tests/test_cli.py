@@ -20,6 +20,7 @@ from equipoise.cli.entry import COMMANDS, make_parser
 from equipoise.core import ConvergenceError, ConvergenceWarning, Interrupted
 from equipoise.engine import read_checkpoint, write_checkpoint
 from equipoise.layers import Certificate, Statement
+from equipoise.models import model_options
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -53,7 +54,7 @@ def python(*words, folder=None):
 
 @pytest.mark.parametrize(
     "words",
-    [["--help"], ["train", "--help"], ["--version"], [], ["trian"], ["list", "modles"]],
+    [["--help"], ["train", "--help"], ["--version"], [], ["trian"], ["list", "modles"], ["list"]],
     ids=" ".join,
 )
 def test_command_line_explains_itself_without_torch(words):
@@ -62,10 +63,13 @@ def test_command_line_explains_itself_without_torch(words):
         "sys.exit(code if 'torch' not in sys.modules else 9)"
     )
     done = python("-c", script)
-    explained = "--help" in words or words == ["--version"]
+    explained = "--help" in words or words in (["--version"], ["list"])
     assert done.returncode == (0 if explained else 2)
     if "trian" in words or "modles" in words:
         assert "Did you mean" in done.stderr
+        return
+    if words == ["list"]:
+        assert "presets" in done.stdout
         return
     assert (equipoise.__version__ if words == ["--version"] else "usage: equipoise") in done.stdout
     assert done.stderr == ""
@@ -108,7 +112,7 @@ def test_config_names_a_model_in_a_module_beside_the_user(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["list"], "the following arguments are required: KIND; see equipoise list --help"),
+        (["resume"], "the following arguments are required: RUN.*; see equipoise resume --help"),
         (["list", "modles"], "list.kind must be one of .* Did you mean 'models'?"),
         (["list", "models", "nothing"], "list.pattern must match one of the models; got 'nothing'"),
         (["list", "models", "a", "b"], "list: there is no such option: b"),
@@ -212,6 +216,39 @@ def test_list_names_each_thing_with_a_line(kind, capsys):
     assert (
         len({len(line) - len(text) for line, text in zip(lines, found.values(), strict=True)}) == 1
     )
+
+
+def test_list_without_a_kind_names_the_kinds(capsys):
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(list_command.KINDS)
+
+
+def test_list_shows_the_options_of_a_model_and_of_data(capsys):
+    assert main(["list", "models", "opteq-digits"]) == 0
+    out = capsys.readouterr().out
+    for name in model_options("opteq-digits"):
+        assert re.search(rf"^  {name} +[A-Z`].* \(.+\)$", out, re.MULTILINE), name
+    assert "  num_classes   Number of classes. (whole number; default 10)\n" in out
+    assert main(["list", "data", "csv"]) == 0
+    assert "by default all others. (list of texts; default [])" in capsys.readouterr().out
+    assert main(["list", "data", "digits"]) == 0
+    assert capsys.readouterr().out.endswith("It has no options.\n")
+    assert main(["list", "data", "npz", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["options"]) == ["classes", "features", "labels"]
+
+
+def test_config_with_comments_explains_every_setting(capsys, tmp_path):
+    assert main(["config", "mnist", "data.name=csv", "--comments"]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    settings = [i for i, line in enumerate(lines) if re.match(r"\w+ = ", line)]
+    assert len(settings) > 40
+    for i in settings:
+        assert re.match(r"#( |   \w+: )[A-Z`].+ \(.+\)$", lines[i - 1]), lines[i]
+    assert "#   targets: Names of columns of numbers to predict" in text
+    (tmp_path / "mine.toml").write_text(text)
+    assert runs.load_config(tmp_path / "mine.toml") == runs.load_config("mnist", ["data.name=csv"])
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -14,25 +15,39 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "LIST"]
 
-KINDS = ("models", "data", "solvers", "gradients", "activations", "regularizers", "presets")
+KINDS = {
+    "models": "networks, for model.name",
+    "data": "readers of data, for data.name",
+    "solvers": "for model.options.solver",
+    "gradients": "for model.options.gradient",
+    "activations": "for model.options.activation",
+    "regularizers": "for model.options.regularizer",
+    "presets": "configs to train from",
+}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what `list` takes."""
-    parser.add_argument("kind", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("kind", nargs="?", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument(
         "pattern",
         nargs="?",
         metavar="PATTERN",
-        help="part of the name, or a pattern such as 'opteq-*'",
+        help="part of the name, or a pattern such as 'opteq-*'; the whole name of a model or of "
+        "data shows its options",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: Namespace) -> int:
     """List what can be chosen by name."""
+    if arguments.kind is None:
+        _print_table(KINDS)
+        return DONE
     found = describe(choose("list.kind", arguments.kind, KINDS))
     wanted = arguments.pattern
+    if wanted in found and arguments.kind in ("models", "data"):
+        return _show_options(arguments.kind, wanted, found[wanted], as_json=arguments.json)
     if wanted is not None:
         pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
         found = {name: text for name, text in found.items() if fnmatchcase(name, pattern)}
@@ -41,9 +56,36 @@ def run(arguments: Namespace) -> int:
         return DONE
     if not found:
         raise SettingError("list.pattern", f"match one of the {arguments.kind}", wanted)
-    width = max(map(len, found))
-    for name, text in found.items():
-        print(f"{name:{width}}  {text}")
+    _print_table(found)
+    return DONE
+
+
+def _print_table(rows: Mapping[str, str], indent: str = "") -> None:
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        print(f"{indent}{name:{width}}  {text}".rstrip())
+
+
+def _show_options(kind: str, name: str, text: str, *, as_json: bool) -> int:
+    """Show a model or data with its options."""
+    from equipoise import data, models
+    from equipoise.core.option import field_options
+    from equipoise.runs.config import describe
+
+    section = "model" if kind == "models" else "data"
+    options = (
+        models.describe_options(name) if kind == "models" else field_options(data.DATASETS[name])
+    )
+    rows = {each: describe(f"{section}.options.{each}", about) for each, about in options.items()}
+    if as_json:
+        print_json({"name": name, "summary": text, "options": rows})
+        return DONE
+    print(f"{name}: {text}")
+    if rows:
+        print(f"\n{section}.options:")
+        _print_table(rows, "  ")
+    else:
+        print("It has no options.")
     return DONE
 
 

@@ -2,6 +2,7 @@
 
 from equipoise.models.factory import (
     create_model,
+    describe_options,
     list_models,
     model_info,
     model_options,
@@ -16,6 +17,7 @@ __all__ = [
     "Model",
     "count_parameters",
     "create_model",
+    "describe_options",
     "find_equilibria",
     "list_models",
     "model_info",

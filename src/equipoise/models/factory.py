@@ -12,14 +12,16 @@ import inspect
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import Any, TypeVar, get_args, get_type_hints, is_typeddict
+from typing import Any, TypeVar
 
+from equipoise.core.option import Option, keyword_options
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError
 from equipoise.models.model import Model
 
 __all__ = [
     "create_model",
+    "describe_options",
     "list_models",
     "model_info",
     "model_options",
@@ -64,7 +66,7 @@ def create_model(name: str, **options: Any) -> Model:
         **options: Its options; `model_options(name)` names them.
     """
     builder = _find_builder("model", name)
-    known = _options_of(builder)
+    known = keyword_options(builder)
     for option in options:
         choose(f"Option of {name}", option, known)
     try:
@@ -113,7 +115,16 @@ def model_options(name: str) -> list[str]:
     Args:
         name: Its name, as `create_model` takes it.
     """
-    return _options_of(_find_builder("model", name))
+    return list(describe_options(name))
+
+
+def describe_options(name: str) -> dict[str, Option]:
+    """Return what is known about a model's options, by name.
+
+    Args:
+        name: Its name, as `create_model` takes it.
+    """
+    return keyword_options(_find_builder("model", name))
 
 
 def require_model(key: str, name: str) -> None:
@@ -185,19 +196,3 @@ def _require_options(key: str, name: str, builder: Callable[..., Model]) -> None
                 "Write them after a '*'.",
                 got=f"{option.name!r} of {name!r}",
             )
-
-
-def _options_of(builder: Callable[..., Model]) -> list[str]:
-    names: list[str] = []
-    for option in inspect.signature(builder).parameters.values():
-        if option.kind is option.VAR_KEYWORD:
-            rest = get_args(get_type_hints(builder).get(option.name))
-            names += [
-                key
-                for keys in rest
-                if is_typeddict(keys)
-                for key in keys.__required_keys__ | keys.__optional_keys__
-            ]
-        else:
-            names.append(option.name)
-    return sorted(names)

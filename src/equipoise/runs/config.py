@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import SettingError, SourceError, choose
+from equipoise.core.option import Option, field_options
+from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
+from equipoise.models import describe_options
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
@@ -23,6 +26,7 @@ from equipoise.runs.toml import (
 
 __all__ = [
     "Config",
+    "describe",
     "dump_config",
     "list_presets",
     "load_config",
@@ -98,12 +102,13 @@ def parse_config(table: Mapping[str, Any], where: str) -> Config:
     return _build(table, where, {})
 
 
-def dump_config(config: Config) -> str:
+def dump_config(config: Config, *, comments: bool = False) -> str:
     """Return a config as TOML that reads back as an equal one.
 
     Args:
         config: The config; the options of its model and data must be text, numbers, booleans, or
             lists and tables of them.
+        comments: Whether to say of each setting what it means, its type and its default.
     """
     lines = [
         "# The complete config of a run. Repeat it with: equipoise train THIS_FILE --output DIR"
@@ -111,10 +116,40 @@ def dump_config(config: Config) -> str:
     for section in fields(config):
         settings = getattr(config, section.name)
         lines += ["", f"[{section.name}]"]
-        for each in fields(settings):
-            value = write_value(getattr(settings, each.name), f"{section.name}.{each.name}")
-            lines.append(f"{each.name} = {value}")
+        for name, option in field_options(type(settings)).items():
+            key = f"{section.name}.{name}"
+            lines += [f"# {describe(key, option)}"] if comments else []
+            if comments and name == "options":
+                lines += _comment_options(section.name, settings)
+            lines.append(f"{name} = {write_value(getattr(settings, name), key)}")
     return "\n".join(lines) + "\n"
+
+
+def describe(key: str, option: Option) -> str:
+    """Return a line about an option: what it means, its type and its default.
+
+    Args:
+        key: Its dotted name, for messages.
+        option: What is known of it.
+    """
+    about = [option.kind]
+    if option.has_default:
+        nothing = option.default is None
+        about.append(f"default {'none' if nothing else write_value(option.default, key)}")
+    return f"{option.text} ({'; '.join(about)})".strip()
+
+
+def _comment_options(section: str, settings: Any) -> list[str]:
+    """Lines about the options that a model or a reader has."""
+    known = (
+        describe_options(settings.name)
+        if section == "model"
+        else field_options(DATASETS[settings.name])
+    )
+    return [
+        f"#   {name}: {describe(f'{section}.options.{name}', option)}"
+        for name, option in known.items()
+    ]
 
 
 def same_run(first: Config, second: Config) -> bool:

@@ -31,8 +31,8 @@ class ModelConfig:
     """Which network.
 
     Args:
-        name: One of `list_models()`, or `package.module:function` of your own (see `create_model`).
-        options: Its options; `model_options(name)` names them.
+        name: One of `equipoise list models`, or `package.module:function` of your own.
+        options: Its options; `equipoise list models NAME` explains them.
         weights: The folder of a run whose weights training starts from; empty draws new ones.
     """
 
@@ -50,10 +50,10 @@ class DataConfig:
     """Which samples, and what is done to them.
 
     Args:
-        name: One of `list_data()`.
+        name: One of `equipoise list data`.
         root: The folder with the published files; empty for the default of `load_data`.
         download: Whether to download files that are missing.
-        options: The options of the reader.
+        options: The options of the reader; `equipoise list data NAME` explains them.
         classes: Names or numbers of the classes to use, which are then counted from 0; empty uses
             all.
         subset: How many training samples to use, the first ones in a fixed shuffled order; 0 uses

@@ -28,7 +28,17 @@ __all__ = ["OptEqOptions"]
 
 
 class OptEqOptions(SolveOptions, total=False):
-    """The options that all these models hand to their layer; `OptEq` explains them."""
+    """The options that all these models hand to their layer; `OptEq` explains them.
+
+    Attributes:
+        alpha: Fraction of the new value in (0, 1], for all layers or one for each.
+        learn_alpha: Whether `alpha` is trained.
+        norm: How norms are controlled: `none`, `scale` or `project`.
+        bound: Largest norm of a controlled weight, at most 1.
+        activation: Its name (`equipoise list activations`), for all layers or one for each.
+        regularizer: The name of a feature regulariser (`equipoise list regularizers`).
+        strength: Factor of the regulariser.
+    """
 
     alpha: float | Sequence[float]
     learn_alpha: bool
