@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -11,7 +11,14 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["full_precision", "is_transformed", "is_wrapped", "outside_graphs"]
+__all__ = [
+    "full_precision",
+    "is_transformed",
+    "is_wrapped",
+    "outside_graphs",
+    "outside_transforms",
+    "unwrapped",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,3 +59,22 @@ def is_wrapped(tensor: Tensor) -> bool:
 def is_transformed(*tensors: Tensor) -> bool:
     """Return whether `torch.func` or forward-mode differentiation is at work on some tensor."""
     return torch.autograd.forward_ad._current_level >= 0 or any(map(is_wrapped, tensors))
+
+
+def unwrapped(tensors: Sequence[Tensor]) -> list[Tensor] | None:
+    """Return the values of tensors that `torch.func` wrapped; None for a batch of `vmap`."""
+    found = []
+    for tensor in tensors:
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            if not torch._C._functorch.is_gradtrackingtensor(tensor):
+                return None
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        found.append(tensor)
+    return found
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """Compute with values within a `with` block as if no `torch.func` transform were at work."""
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+
+    return temporarily_clear_interpreter_stack()

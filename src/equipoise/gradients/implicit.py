@@ -8,14 +8,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.transforms import full_precision, is_transformed, is_wrapped
-from equipoise.core.tree import row_norm, shares_memory, to_numpy
+from equipoise.core.transforms import (
+    full_precision,
+    is_transformed,
+    is_wrapped,
+    outside_transforms,
+    unwrapped,
+)
+from equipoise.core.tree import row_norm, shares_memory
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
+from equipoise.gradients.change import ChangeCheck
 from equipoise.solvers.auto import pick_adjoint, solve_adjoint
 from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
@@ -23,13 +29,6 @@ from equipoise.solvers.problem import MapProblem, Problem
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Status, Stop
 
 __all__ = ["Implicit"]
-
-SLACK = 10
-"""How many times its target the residual of a converged sample may be when it is recomputed."""
-DRIFT = 0.05
-"""How large its relative residual may be if evaluating the step moves it, as spectral norms do."""
-ROUNDING = 1000
-"""How many roundings of its value it may be off besides."""
 
 
 @final
@@ -82,8 +81,7 @@ class _Task:
         recording: Whether derivatives may be asked for.
         wanted: With respect to which arguments.
         solved: The problem as it was solved, once it is.
-        status: How the samples of the forward problem ended.
-        scale: What their residuals are relative to.
+        check: Sees whether backward evaluates the map of the forward solve.
     """
 
     plan: Plan
@@ -92,8 +90,7 @@ class _Task:
     recording: bool = False
     wanted: Sequence[bool] = ()
     solved: Problem | None = None
-    status: Tensor | None = None
-    scale: Tensor | None = None
+    check: ChangeCheck | None = None
 
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
@@ -107,43 +104,10 @@ class _Task:
     def freeze(self) -> _Task:
         """Return the task for its derivatives: what the step read is what they will use."""
         problem, solution = (self.solved or self.problem).freeze(), self.plan.solution
-        status = scale = None
+        check = None
         if solution is not None and not isinstance(problem, LinearProblem):
-            status, scale = solution.status, solution.scale
-        return _Task(self.plan, self.settings, problem, True, (), None, status, scale)
-
-    def refuse_change(self, z: Tensor, value: Tensor) -> None:
-        """Raise unless samples that had converged are still equilibria of the step.
-
-        Otherwise the derivatives would be those of another map.
-
-        Args:
-            z: The solution.
-            value: The step at it, evaluated anew.
-        """
-        if self.status is None or not z.numel():
-            return
-        residual, scale = to_numpy(row_norm(value - z)), to_numpy(row_norm(value))
-        if self.scale is not None:  # at an equilibrium at zero more than the state
-            scale = np.maximum(scale, to_numpy(self.scale))
-        allowed = SLACK * self.plan.stop.target(scale) + ROUNDING * torch.finfo(z.dtype).eps * scale
-        if self.problem.drifts:
-            allowed = np.maximum(allowed, DRIFT * scale)
-        moved = ~(residual <= allowed)
-        if moved.any() and (moved := moved & (to_numpy(self.status) == Status.CONVERGED)).any():
-            written = self.problem.written()
-            raise RuntimeError(
-                "The step must read in backward what it read in forward; got a residual of "
-                f"{np.max(residual[moved] / scale[moved]):.1e} at a solution that had converged to "
-                f"{self.plan.stop.tolerance:.0e}. "
-                + (
-                    f"{' and '.join(map(repr, written))} changed in place in between: give the "
-                    "cell a new tensor instead, or pass it on from inject."
-                    if written
-                    else "Something that it reads changed in between (pass it on from inject), or "
-                    "it is random, or its samples depend on each other (set coupled = True)."
-                )
-            )
+            check = ChangeCheck(solution, self.plan.stop, whole=self.plan.given)
+        return _Task(self.plan, self.settings, problem, True, (), None, check)
 
     def with_args(self, args: Sequence[Tensor]) -> _Task:
         """Return the same task with other arguments."""
@@ -330,20 +294,33 @@ def _pull_differentiably(
     `torch.func.vjp` takes its arguments as independent; `torch.autograd.grad` at the attached
     solution would count the path through the solution twice.
     """
+    _refuse_change_of_values(task, z, args, wanted)
     v = task.linear(z, g, args, transpose=True).find(torch.zeros_like(g))
     indices = [index for index, want in enumerate(wanted) if want]
     pulled: list[Tensor | None] = [None] * len(args)
     if indices:
-        if not any(is_wrapped(tensor) for tensor in (g, z, *args)):
-            leaves = _leaves(args, wanted)
-            value = task.problem.with_args(leaves)(z.detach())
-            task.refuse_change(z.detach(), value.detach())
-            task.plan.inspect(value, leaves)
         step = _in_args(task.problem, z, args, indices)
         _, pull = func_vjp(step, *(args[i] for i in indices))
         for index, tensor in zip(indices, pull(v), strict=True):
             pulled[index] = tensor
     return pulled
+
+
+def _refuse_change_of_values(
+    task: _Task, z: Tensor, args: list[Tensor], wanted: list[bool]
+) -> None:
+    """Evaluate the step at the values behind the tensors, and refuse what would be lost."""
+    values = unwrapped((z, *args))
+    if values is None or not any(wanted):
+        return
+    with outside_transforms():
+        z, *args = values
+        leaves = _leaves(args, wanted)
+        problem = task.problem.with_args(leaves)
+        value = problem(z.detach())
+        if task.check is not None:
+            task.check.refuse(problem, z.detach(), value.detach())
+        task.plan.inspect(value, leaves)
 
 
 def _pull(
@@ -360,9 +337,11 @@ def _pull(
     keeps_graph = problem.linearize_keeps_graph
     with torch.set_grad_enabled(keeps_graph):
         local = (recorded if keeps_graph else problem).declared(z)
+    declared = local is not None
     if local is None:
         problem, local = recorded, recorded.linearize(z)
-    task.refuse_change(z, local.value)
+    if task.check is not None:
+        task.check.refuse(problem, z, local.value, declared=declared)
     v = task.solve_linear(LinearProblem(problem, z, g, transpose=True, local=local))
     if not chosen:
         return [None] * len(args)

@@ -77,7 +77,7 @@ def run(
                 f"{problem.coupled_name} to True."
             )
         raise
-    solution.stop, solution.solver = stop, solver
+    solution.stop, solution.solver, solution.start = stop, solver, monitor.start
     return solution
 
 

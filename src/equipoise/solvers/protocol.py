@@ -10,6 +10,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -141,6 +142,7 @@ class Solution:
         error_bound: A bound of `|z - z*| / |f(z)|`, proved by a Lipschitz constant `L < 1` that the
             cell declares: `residual / (1 - L)`, shape (batch,); None without one.
         estimate: Computes `error`.
+        start: Sizes of the start, which equilibria at zero are judged by.
     """
 
     value: Tree
@@ -157,6 +159,7 @@ class Solution:
     unrolled: bool = False
     error_bound: Tensor | None = None
     estimate: Callable[[], Tensor] | None = field(default=None, repr=False, compare=False)
+    start: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @cached_property
     def error(self) -> Tensor:
