@@ -21,6 +21,7 @@ from equipoise import (
     Implicit,
     JacobianFree,
     Status,
+    Stop,
     root,
 )
 
@@ -255,6 +256,147 @@ def test_random_polynomials_never_give_a_false_root() -> None:
     assert converged > 80
 
 
+@pytest.mark.parametrize("solver", ["newton", "broyden"])
+@pytest.mark.parametrize(
+    ("function", "start", "dtype"),
+    [
+        (lambda z: torch.sigmoid(z) - 0.2, 50.0, torch.float32),
+        (lambda z: torch.sigmoid(z) - 0.2, 10.0, torch.float32),
+        (lambda z: 0 * z + 1, 1e9, torch.float32),
+        (lambda z: 0 * z + 1, 1e17, FLOAT),
+        (lambda z: torch.tanh(z) + 0.5, 1e8, torch.float32),
+        (lambda z: torch.tanh(z) - 0.5, 1e18, FLOAT),
+        (lambda z: (z - 1) / (z - 1.001), 2.0, torch.float32),  # tends to 1
+    ],
+)
+def test_small_steps_of_a_large_state_are_no_root(
+    function: Any, start: float, dtype: torch.dtype, solver: str
+) -> None:
+    z0 = torch.tensor([start], dtype=dtype)
+    found = root(function, z0, solver=solver, on_failure="ignore", return_solution=True)
+    assert not found.converged.any() or function(found.value).abs() <= 1e-3
+
+
+@pytest.mark.parametrize("solver", ["newton", "broyden"])
+@pytest.mark.parametrize(
+    ("square", "start", "dtype"),
+    [
+        (1e-6, 1e4, torch.float32),
+        (1e-6, 1e6, torch.float32),
+        (1e-20, 1e8, FLOAT),
+        (-1e-12, 1e3, torch.float32),  # no root
+    ],
+)
+def test_root_much_smaller_than_the_start_is_found_relative_to_itself(
+    square: float, start: float, dtype: torch.dtype, solver: str
+) -> None:
+    found = root(
+        lambda z: z**2 - square, torch.tensor([start], dtype=dtype), solver=solver,
+        tolerance=1e-6, on_failure="ignore", return_solution=True,
+    )  # fmt: skip
+    assert found.converged.item() is (square > 0)
+    if square > 0:
+        wanted = torch.full_like(found.value, math.sqrt(square))
+        torch.testing.assert_close(found.value.abs(), wanted, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("norm", ["leaf", "element"])
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT])
+def test_large_leaf_does_not_hide_a_small_one(dtype: torch.dtype, norm: Any) -> None:
+    found = root(
+        lambda z: {"a": z["a"] - 1e6, "b": z["b"] ** 2 - 1e-6},
+        {"a": torch.full((1,), 1e6, dtype=dtype), "b": torch.ones(1, dtype=dtype)},
+        stop=Stop(1e-5, norm=norm),
+        return_solution=True,
+    )
+    assert found.converged.all()
+    torch.testing.assert_close(
+        found.value["b"], torch.full((1,), 1e-3, dtype=dtype), rtol=2e-5, atol=0
+    )
+
+
+def test_element_that_is_zero_beside_others_converges() -> None:
+    matrix = torch.tensor([[1.0, 0.3], [0.1, 3.0]])
+    found = root(
+        lambda z: z @ matrix.T - matrix[:, 0],
+        torch.tensor([[5.0, 2.0]]),
+        stop=Stop(norm="element"),
+        return_solution=True,
+    )
+    assert found.converged.all()
+    torch.testing.assert_close(found.value, torch.tensor([[1.0, 0.0]]))
+
+
+@pytest.mark.parametrize("start", [1.000004, 1.0000001, 1.00001])
+@pytest.mark.parametrize("power", [1, 2, 3, 0.5])
+def test_poles_in_single_precision_are_no_roots(power: float, start: float) -> None:
+    z0 = torch.tensor([start])
+    found = root(lambda z: (z - 1).abs() ** -power, z0, on_failure="ignore", return_solution=True)
+    assert not found.converged.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT])
+def test_least_value_that_is_not_zero_is_no_root(dtype: torch.dtype) -> None:
+    centre, above = torch.tensor(197.0, dtype=dtype), torch.logspace(-6, -3, 40, dtype=dtype)
+    found = root(
+        lambda z: (z - centre) ** 2 + above, torch.full((40,), 1e4, dtype=dtype),
+        on_failure="ignore", return_solution=True,
+    )  # fmt: skip
+    # Complex roots are nearer to the real numbers than a sixteenth of the tolerance, or none is.
+    assert (above.sqrt()[found.converged] <= 1e-4 * 197 / 16).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT])
+@pytest.mark.parametrize("power", [2, 3])
+@pytest.mark.parametrize("start", [3.0, 1e-3, 1e6])
+def test_multiple_root_at_zero_is_zero(power: int, start: float, dtype: torch.dtype) -> None:
+    z0 = torch.tensor([start], dtype=dtype)
+    found = root(lambda z: z**power, z0, return_solution=True)
+    assert found.converged.all()
+    assert found.value == 0
+    assert found.residual == 0
+
+
+def test_random_functions_never_give_a_false_root() -> None:
+    """The witness: a change of sign near the root, where `|g|` is small, or a value of zero."""
+    generator = np.random.default_rng(0)
+    converged = 0
+    for dtype in (torch.float32, FLOAT):
+        count = 20
+
+        def spread(low: int, high: int, count: int = count) -> Tensor:
+            sizes = 10 ** generator.uniform(low, high, count)
+            return torch.from_numpy(generator.normal(size=count) * sizes)
+
+        a, b, start = spread(-3, 3), spread(-3, 3), spread(-8, 8)
+        near = b * (1 + torch.from_numpy(10 ** generator.uniform(-9, -2, count)))
+        functions: list[Callable[[Tensor, Tensor, Tensor], Tensor]] = [
+            lambda z, a, b: torch.sigmoid(a * (z - b)) - 0.3,
+            lambda z, a, b: torch.tanh(a * z + b) - 0.5,
+            lambda z, a, b: (z - a) / (z - b),
+            lambda z, a, b: a / (z - b) ** 2,
+            lambda z, a, b: z**3 - a * z + b,
+        ]
+        for function in functions:
+            for z0 in (start, near):
+                z = root(
+                    function, z0.to(dtype), a.to(dtype), b.to(dtype), on_failure="ignore",
+                    return_solution=True,
+                )  # fmt: skip
+                at = z.value.double()[z.converged]
+                p, q = (own.to(dtype).double()[z.converged] for own in (a, b))
+                around = at + 4e-4 * at.abs() * torch.linspace(-1, 1, 2001, dtype=FLOAT)[:, None]
+                g = function(around, p, q)
+                crossing = (g[1:].sign() != g[:-1].sign()) & (
+                    torch.minimum(g[1:].abs(), g[:-1].abs())
+                    <= torch.minimum(g[0].abs(), g[-1].abs())
+                )
+                zero = function(z.value, a.to(dtype), b.to(dtype))[z.converged] == 0
+                assert (crossing.any(dim=0) | zero).all()
+                converged += int(z.converged.sum())
+    assert converged > 60
+
+
 # derivatives
 
 
@@ -333,6 +475,14 @@ def test_parameters_of_a_module_get_gradients_and_closures_are_refused(
         root(lambda z: quadratic(z, A, b.detach()), z0)
 
 
+@pytest.mark.parametrize("function", [lambda z, a: (z - a) ** 2, lambda z, a: z**3 - a])
+def test_root_without_a_derivative_says_so(function: Any) -> None:
+    a = torch.zeros(1, dtype=FLOAT, requires_grad=True)
+    z = root(function, torch.full((1,), 3.0, dtype=FLOAT), a)
+    with pytest.warns(ConvergenceWarning, match="the Jacobian of g is singular"):
+        z.sum().backward()
+
+
 def test_solution_gets_its_adjoint(system: tuple[Tensor, ...]) -> None:
     solution = root(quadratic, *system, return_solution=True)
     assert solution.adjoint is None
@@ -347,6 +497,7 @@ def test_solution_gets_its_adjoint(system: tuple[Tensor, ...]) -> None:
         (lambda z: root(lambda z: (z, z), z), r"root\.g must return the tree and the shapes"),
         (lambda z: root(torch.tanh, z, gradient=JacobianFree()), r"be 'implicit' or an Implicit"),
         (lambda z: root(torch.tanh, z, solver="newtn"), r"Did you mean 'newton'\?"),
+        (lambda z: root(lambda z: z.float(), z), r"root\.g must keep the dtype and the device"),
         (lambda z: root(None, z), r"root\.f must be a function; got NoneType"),
         (lambda _: root(torch.tanh, "zero"), r"The state must be a tensor"),
     ],

@@ -6,48 +6,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from equipoise.core.transforms import is_transformed
-from equipoise.core.tree import Shared, Tree, row_dot, row_norm
+from equipoise.core.tree import Shared, Tree, row_norm, to_numpy
 from equipoise.core.validate import SettingError
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.detached import find_detached
 from equipoise.gradients.implicit import Implicit
 from equipoise.layers.equilibrium import MAX_STEPS, TOLERANCE
 from equipoise.layers.function import FunctionCell, FunctionLayer
+from equipoise.layers.root_check import MAX_DENSE, RootCheck, Verdict, gain_of
 from equipoise.solvers.gmres import GMRES
-from equipoise.solvers.linear_problem import LinearProblem, func_vjp
+from equipoise.solvers.linear_problem import func_vjp
 from equipoise.solvers.loop import run
 from equipoise.solvers.newton import Newton
-from equipoise.solvers.policy import OnFailure
-from equipoise.solvers.problem import Equation, MapProblem, Problem, linearize_by_autograd
+from equipoise.solvers.policy import OnFailure, SolveLog
+from equipoise.solvers.problem import Equation, MapProblem, Problem
 from equipoise.solvers.protocol import Solution, Solver, Status, Stop, Trace
+from equipoise.solvers.remedy import Direction, find_remedy
 from equipoise.solvers.solve import unpack_solution
 
 __all__ = ["root"]
 
-FALL = 0.36
-"""By how much `|g|` must fall in a Newton step near a root.
-
-To a simple root it falls to 0, to one of multiplicity m to (1 - 1/m)^m < 1/e. Near a pole Newton
-steps are short too, but there it falls to more than 1/e.
-"""
-ROUNDED = 0.75
-"""Relative steps shorter than machine epsilon to this power may be rounding of `g` alone.
-
-They need not make `|g|` fall.
-"""
-MAX_DENSE = 64
-"""States up to this wide have their Newton systems solved by elimination.
-
-Krylov methods solve the largest equations first, so that among equations of very different scales
-their rough steps are no Newton steps.
-"""
 MAX_ROUNDS = 20
 """How often the search starts anew in other units."""
+MAX_POLISH = 5
+"""Newton steps of the check itself at most, after each of these."""
+SHORT = 0.01
+"""Relative length from which on they are made."""
+ROUNDINGS = 16
+"""A part of the state this many roundings long beside the rest may be zero."""
 
 
 class RootCell(FunctionCell):
@@ -61,6 +53,7 @@ class RootCell(FunctionCell):
         factors, *args = context
         z_leaves, spec = pytree.tree_flatten(z)
         leaves, found = pytree.tree_flatten(self.enter(self.call(self.readout(z, args), args)))
+        name = type(self).__name__
         if found != spec or any(
             not isinstance(own, Tensor) or own.shape != leaf.shape
             for own, leaf in zip(leaves, z_leaves, strict=True)
@@ -68,9 +61,18 @@ class RootCell(FunctionCell):
             shapes = [tuple(getattr(own, "shape", ())) for own in leaves]
             wanted = [tuple(leaf.shape) for leaf in z_leaves]
             raise ValueError(
-                "root.g must return the tree and the shapes of its state; got shapes "
+                f"{name}.g must return the tree and the shapes of its state; got shapes "
                 f"{shapes} for {wanted}."
             )
+        for own, leaf in zip(leaves, z_leaves, strict=True):
+            lower = own.is_complex() == leaf.is_complex() and torch.is_autocast_enabled(
+                leaf.device.type
+            )
+            if own.device != leaf.device or (own.dtype != leaf.dtype and not lower):
+                raise ValueError(
+                    f"{name}.g must keep the dtype and the device of its state; got {own.dtype} on "
+                    f"{own.device} for {leaf.dtype} on {leaf.device}."
+                )
         a, b = ([row.view(-1, *[1] * (leaf.dim() - 1)) for leaf in z_leaves] for row in factors)
         moved = [a[i] * leaf - b[i] * leaves[i] for i, leaf in enumerate(z_leaves)]
         return pytree.tree_unflatten(moved, spec)
@@ -90,20 +92,6 @@ def _g(equation: Equation, args: Sequence[Tensor], like: Tensor) -> Callable[[Te
     return equation.bind([_factors(like, 0.0, -1.0), *args[1:]])
 
 
-def _gain(g: Tensor, pull: Callable[[Tensor], Tensor]) -> Tensor:
-    """The factor `b` that turns `g` into steps in `z`, for each row.
-
-    With `u = g / |g|` it is `1 / |J^T u|`, with the sign of `<u, J u>`. Then `|b g|` is at most the
-    length of the Newton step: `|g|^2 = -<J^T g, d> <= |J^T g| |d|`.
-    """
-    largest = g.abs().amax(dim=1, keepdim=True)
-    u = torch.where(largest > 0, g / largest, 1.0)
-    pulled = pull(u)
-    gain = row_norm(pulled) / row_norm(u)
-    sign = torch.where(row_dot(u, pulled)[:, 0] < 0, -1.0, 1.0)
-    return torch.where(gain.isfinite() & (gain > 0), sign / gain, 1.0)
-
-
 @dataclass
 class _Search(Plan):
     """Finds roots: solves `z = z - b g(z)`, and sees by Newton's step whether these are roots.
@@ -117,17 +105,14 @@ class _Search(Plan):
     def solve(self, problem: Problem, z0: Tensor) -> Tensor:
         assert isinstance(problem, MapProblem)
         equation, args = problem.equation, problem.args
-        g, z = _g(equation, args, z0), z0
+        check = RootCheck(_g(equation, args, z0), problem, self.stop)
+        z, verdict, stop = z0, check.judge(z0), self.stop
+        start = verdict.size
         made = torch.zeros(len(z), dtype=torch.int64, device=z.device)
         work = made.clone()
-        # A root at zero is reached when it is zero to rounding, seen from where the search began.
-        tiny = (torch.finfo(z.dtype).eps * row_norm(z0)).clamp(min=self.stop.absolute)
-        stop = replace(self.stop, absolute=float(tiny.min()) if len(z) else 0.0)
         trace: Trace | None = None
         for _ in range(MAX_ROUNDS):
-            local = linearize_by_autograd(g, z)
-            gain = _gain(local.value, local.vjp)
-            scaled = MapProblem(equation, [_factors(z, 1.0, gain), *args[1:]])
+            scaled = MapProblem(equation, [_factors(z, 1.0, verdict.gain), *args[1:]])
             left = self.stop.max_steps - int(made.max()) if len(made) else 1
             flat = run(
                 scaled, z, self.solver, replace(stop, max_steps=max(left, 1)), trace=self.trace
@@ -135,28 +120,37 @@ class _Search(Plan):
             z, made, work = flat.value, made + flat.steps, work + flat.evaluations
             if flat.trace is not None:
                 trace = flat.trace if trace is None else _joined(trace, flat.trace)
-            length, size, falls = _newton_step(scaled, z, g)
-            size = torch.where(length <= tiny, torch.maximum(size, row_norm(z0)), size)
-            relative = torch.where(length == 0, 0.0, length / size)
-            reached = falls & ((relative <= self.stop.tolerance) | (length <= tiny))
+            verdict = check.judge(z)
+            z = _polish(check, z, verdict)
+            start = np.where(start > 0, start, verdict.size)
+            z = _round_to_zero(check, z, verdict, torch.finfo(z.dtype).eps * start)
             # `b g` is small enough and the step is not: the Jacobian has changed on the way, or is
             # badly conditioned.
-            again = (flat.status == Status.CONVERGED) & ~reached
-            flat.status[reached] = int(Status.CONVERGED)
+            again = flat.converged & ~torch.from_numpy(verdict.reached).to(z.device)
             if not bool(again.any()):
                 break
             if left <= int(flat.steps.max()):
                 flat.status[again] = int(Status.MAX_STEPS)
                 break
-            wanted = flat.residual * (self.stop.tolerance / relative).clamp(max=1.0) / 2
+            rows = to_numpy(again)
+            wanted = to_numpy(flat.residual)[rows] * np.minimum(
+                self.stop.tolerance / verdict.relative[rows], 1.0
+            )
             least = 4 * torch.finfo(z.dtype).eps
-            stop = replace(stop, tolerance=max(float(wanted[again].min()), least))
+            stop = replace(self.stop, tolerance=max(float(wanted.min()) / 2, least))
         else:
             flat.status[again] = int(Status.STALLED)
-        self.gain = gain
+        whole = np.linalg.norm(verdict.size, axis=1, keepdims=True)
+        floor = ROUNDINGS * torch.finfo(z.dtype).eps * np.minimum(start, whole)
+        z = _round_to_zero(check, z, verdict, floor, floor)
+        self.gain = verdict.gain
+        flat.status[torch.from_numpy(verdict.reached).to(z.device)] = int(Status.CONVERGED)
+        residual = torch.from_numpy(verdict.relative).to(z)
         flat = replace(
             flat,
-            residual=torch.where(relative.isfinite(), relative, flat.residual),
+            value=z,
+            residual=residual,
+            scale=row_norm(z),
             steps=made,
             evaluations=work,
             trace=trace,
@@ -168,35 +162,61 @@ class _Search(Plan):
         return z
 
 
+def _polish(check: RootCheck, z: Tensor, verdict: Verdict) -> Tensor:
+    """Return `z` after Newton steps of rows that are not yet roots, as long as they shorten.
+
+    Solvers see `z - b g(z)`, in which a small `b g` is rounded; the steps of the check are not.
+    """
+    for _ in range(MAX_POLISH):
+        near = ~verdict.reached & (verdict.relative < SHORT)
+        if not near.any():
+            break
+        moved = torch.where(torch.from_numpy(near).to(z.device)[:, None], z + verdict.step, z)
+        other = check.judge(moved)
+        rows = near & (other.reached | (other.relative < verdict.relative / 4))
+        if not rows.any():
+            break
+        z = torch.where(torch.from_numpy(rows).to(z.device)[:, None], moved, z)
+        verdict.replace_rows(rows, other)
+    return z
+
+
+def _round_to_zero(
+    check: RootCheck,
+    z: Tensor,
+    verdict: Verdict,
+    negligible: np.ndarray,
+    floor: np.ndarray | None = None,
+) -> Tensor:
+    """Return `z` with negligible parts set to zero in rows that are roots then.
+
+    Relative to themselves, numbers that should be zero are never found: towards a multiple root at
+    zero each step makes them smaller by the same factor, and beside others they are rounding.
+
+    Args:
+        check: What judges.
+        z: The point.
+        verdict: What is true of it; changed where parts are set to zero.
+        negligible: Norms of parts up to which they are.
+        floor: Steps that parts which are set to zero may have; none by default.
+    """
+    small = (verdict.size <= negligible) & ~verdict.passed
+    small[verdict.reached] = False
+    if not small.any():
+        return z
+    columns = check.columns(z)
+    mask = np.repeat(small, columns, axis=1)
+    rounded = torch.where(torch.from_numpy(mask).to(z.device), 0.0, z)
+    other = check.judge(rounded, 0.0 if floor is None else np.where(small, floor, 0.0))
+    rows = other.reached & ~verdict.reached
+    verdict.replace_rows(rows, other)
+    return torch.where(torch.from_numpy(rows).to(z.device)[:, None], rounded, z)
+
+
 def _joined(first: Trace, second: Trace) -> Trace:
     """Two parts of a path as one; the second begins where the first ends."""
     residual = torch.cat([first.residual, second.residual[1:]])
     return Trace(residual, first.state + second.state[1:])
-
-
-def _newton_step(
-    problem: MapProblem, z: Tensor, g: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return how long Newton's step is, how long the state is, and whether `|g|` falls by it."""
-    local = problem.linearize(z)
-    gap = local.value - z
-    system = LinearProblem(problem, z, gap, transpose=False, local=local, forcing=True)
-    # Accurately, since what a rough solve leaves out is long where the Jacobian is nearly singular.
-    inner = GMRES(memory=max(1, min(z.shape[1], 50)))
-    exact = Stop(100 * torch.finfo(z.dtype).eps, absolute=0.0, max_steps=200)
-    with torch.no_grad():
-        found = run(system, torch.zeros_like(z), inner, exact, f=gap)
-        solved = found.residual <= 1e-3
-        at_root = (gap == 0).all(dim=1)
-        size = torch.maximum(row_norm(z), row_norm(z + found.value))
-        length = torch.where(solved, row_norm(found.value), torch.inf)
-        length = torch.where(at_root, 0.0, length)
-        now, then = g(z), g(z + found.value)
-        # Relative to the largest entry, since squares of small ones underflow.
-        unit = now.abs().amax(dim=1, keepdim=True) if z.shape[1] else 1.0
-        falls = row_norm(then / unit) <= FALL * row_norm(now / unit)
-        rounding = torch.finfo(z.dtype).eps ** ROUNDED
-        return length, size, falls | at_root | (length <= rounding * size)
 
 
 @dataclass(frozen=True)
@@ -221,9 +241,28 @@ class _AtRoot(Gradient):
         if gain is None or is_transformed(z, *args):
             detached = [arg.detach() for arg in args]
             value, pull = func_vjp(_g(plan.equation, detached, z), z.detach())
-            gain = _gain(value, lambda v: pull(v)[0]).detach()
+            gain = gain_of(value, lambda v: pull(v)[0]).detach()
         plan.solution, plan.members, plan.given = search.solution, search.members, True
         return self.inner.attach(plan, z, [_factors(z, 1.0, gain), *args[1:]])
+
+
+def _find_remedy(solution: Solution, status: Status, direction: Direction) -> str:
+    """Return what to try after a failed search or adjoint solve, as the end of a sentence."""
+    if solution.stop.tolerance < 10 * torch.finfo(solution.residual.dtype).eps:
+        return find_remedy(solution, status, direction)
+    if direction == "backward":
+        if status == Status.NONFINITE:
+            return (
+                "look for NaN or infinity in the gradient of the loss and in the derivatives of g "
+                "at the root"
+            )
+        return (
+            "where the Jacobian of g is singular, as at multiple roots, the root has no derivative "
+            "in the arguments; elsewhere try Implicit(solver='dense') or loosen "
+            "Implicit(tolerance=...)"
+        )
+    more = "raise max_steps, or " if status == Status.MAX_STEPS else ""
+    return f"there may be no root near; {more}start from another z0, or try another solver"
 
 
 def root(
@@ -243,10 +282,12 @@ def root(
     """Return a solution of `g(z, *args) = 0`, differentiable in the arguments.
 
     A root has converged when Newton's step `d`, the solution of `J d = -g`, is at most `tolerance`
-    times as long as `z`, and makes `|g|` fall. The length of that step, relative to `z`, is the
-    `residual` of the `Solution`: to first order the distance to the root. Unlike `|g|` it does not
-    change when `g` is multiplied by a number or a matrix (Deuflhard, 2011, section 2.1), so that
-    small values of `g` pass for no root.
+    times as long as `z`, in each tensor of the state (or as `stop.norm` says), and the step after
+    it is shorter (see `equipoise.layers.root_check`). The length of `d`, relative to `z`, is the
+    `residual` of the `Solution`: to first order the distance to the root, and infinite where there
+    is no such step. Unlike `|g|` it does not change when `g` is multiplied by a number or a matrix
+    (Deuflhard, 2011, section 2.1), so that small values of `g` pass for no root. Parts of the state
+    that become negligible are set to zero, and converge if that is a root.
 
     The solver runs on `z = z - b g(z)`, with `b` the inverse of the gain of `J` where it is, so any
     solver for equilibria will do. The derivative is that of the implicit function theorem,
@@ -290,6 +331,7 @@ def root(
         max_steps=max_steps,
         stop=stop,
     )
+    layer.solves = SolveLog(on_failure, type(cell).__name__, _find_remedy)
     ones = _factors(leaves[0] if leaves else torch.ones(1), 1.0, 1.0)
     if return_solution:
         return layer.solve((ones, *args), cell.enter(z0), trace=trace)

@@ -12,7 +12,7 @@ from equipoise.core.tree import row_norm, to_numpy
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Stop
 
-__all__ = ["Measure", "PartMeasure", "as_array", "assess", "pick_measure"]
+__all__ = ["Measure", "PartMeasure", "as_array", "assess", "part_norm", "pick_measure"]
 
 SETTLED = 1e-14
 """A residual this small beside the start is that of an equilibrium at zero."""
@@ -200,7 +200,7 @@ class PartMeasure(Measure):
         return len(z), z.shape[1] if self.columns is None else len(self.columns)
 
     def _norm(self, matrix: Tensor) -> np.ndarray:
-        norm = _part_norm(matrix, self.columns)
+        norm = part_norm(matrix, self.columns)
         if self.units is None:
             return norm
         with np.errstate(over="ignore"):
@@ -292,7 +292,7 @@ def _length(parts: np.ndarray) -> np.ndarray:
     return length
 
 
-def _part_norm(matrix: Tensor, columns: tuple[int, ...] | None) -> np.ndarray:
+def part_norm(matrix: Tensor, columns: tuple[int, ...] | None) -> np.ndarray:
     """Return the norms of the parts of each row, right over the whole range of the dtype."""
     if columns is None:
         entries: np.ndarray = to_numpy(matrix.abs()).astype(float)

@@ -19,6 +19,8 @@ __all__ = ["Direction", "Listener", "OnFailure", "SolveCounts", "SolveLog", "des
 OnFailure = Literal["raise", "warn", "ignore"]
 Listener = Callable[[Direction, Solution], None]
 """Called with each solve that has ended, before `on_failure` applies."""
+Remedy = Callable[[Solution, Status, Direction], str]
+"""Says what to try after a failed solve, as the end of a sentence."""
 
 VERB = {
     Status.MAX_STEPS: "did not converge",
@@ -28,7 +30,7 @@ VERB = {
 }
 
 
-def describe(solution: Solution, direction: Direction) -> str:
+def describe(solution: Solution, direction: Direction, remedy: Remedy = find_remedy) -> str:
     """Say in one sentence how a solve failed, with counts and the remedy for its worst failure.
 
     Empty if every sample converged.
@@ -41,8 +43,8 @@ def describe(solution: Solution, direction: Direction) -> str:
     what = " and ".join(f"{counts[status]} of {total} samples {VERB[status]}" for status in failed)
     worst = solution.residual[~solution.converged].max().item()
     steps = int(solution.steps.max())
-    remedy = find_remedy(solution, max(failed), direction)
-    return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {remedy}."
+    advice = remedy(solution, max(failed), direction)
+    return f"{what} (worst relative residual {worst:.1e} after {steps} steps): {advice}."
 
 
 class SolveCounts:
@@ -51,6 +53,7 @@ class SolveCounts:
     Args:
         name: What is being solved, as the sentence begins.
         direction: In which direction.
+        remedy: Says what to try after a failure.
 
     Attributes:
         solves: How many there were.
@@ -59,9 +62,10 @@ class SolveCounts:
         checks: Which solves are checked for samples that depend on each other.
     """
 
-    def __init__(self, name: str, direction: Direction) -> None:
+    def __init__(self, name: str, direction: Direction, remedy: Remedy = find_remedy) -> None:
         self.name = name
         self.direction = direction
+        self.remedy = remedy
         self.solves = 0
         self.failures = 0
         self.counts = dict.fromkeys(Status, 0)
@@ -85,7 +89,7 @@ class SolveCounts:
             self.counts[status] += count
         if on_failure == "ignore":
             return
-        sentence = f"{self.name}: {describe(solution, self.direction)}"
+        sentence = f"{self.name}: {describe(solution, self.direction, self.remedy)}"
         if on_failure == "raise":
             raise ConvergenceError(sentence)
         kinds = found.keys() - {Status.CONVERGED}
@@ -106,6 +110,7 @@ class SolveLog:
     Args:
         on_failure: `raise`, `warn` or `ignore`.
         name: What is being solved, as sentences begin.
+        remedy: Says what to try after a failure.
 
     Attributes:
         forward: Counts of the forward solves.
@@ -115,11 +120,11 @@ class SolveLog:
         listeners: Called with the direction and the `Solution` of each solve.
     """
 
-    def __init__(self, on_failure: OnFailure, name: str) -> None:
+    def __init__(self, on_failure: OnFailure, name: str, remedy: Remedy = find_remedy) -> None:
         choose("on_failure", on_failure, get_args(OnFailure))
         self.on_failure = on_failure
-        self.forward = SolveCounts(name, "forward")
-        self.backward = SolveCounts(f"{name}, backward solve", "backward")
+        self.forward = SolveCounts(name, "forward", remedy)
+        self.backward = SolveCounts(f"{name}, backward solve", "backward", remedy)
         self.last: Solution | None = None
         self.listeners: list[Listener] = []
         self._lock = RLock()
