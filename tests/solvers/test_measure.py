@@ -268,5 +268,87 @@ def test_runaway_is_never_called_converged(name, kind):
             assert float((f(z, size) - z).abs() / size) <= 0.02
 
 
+@pytest.mark.parametrize("name", GENERAL)
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-9])
+def test_translation_does_not_converge_by_running_away(name, tolerance):
+    for dtype, start, shift in itertools.product(
+        (torch.float32, torch.float64), (0.0, 1.0, -3.0, 50.0), (1.0, 1e-1)
+    ):
+        z = torch.full((1, 1), start, dtype=dtype)
+        for state, step in (
+            (z, lambda z, shift=shift: z + shift),
+            # The second leaf is small beside the first, which converges.
+            ((z, z), lambda z, shift=shift: (0.5 * z[0] + 1e6, z[1] + shift)),
+        ):
+            steps = 6 if name == "newton" else 30
+            solution = solve(step, state, name, Stop(tolerance, max_steps=steps))
+            relative = shift / max(abs(start), abs(start + shift), shift)
+            assert solution.converged.item() == (relative <= tolerance)
+
+
+@pytest.mark.parametrize("name", ["auto", "anderson", "broyden", "newton"])
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-14])
+def test_equilibrium_beyond_growth_converges_if_the_residual_fell(name, tolerance):
+    rate = torch.tensor(1 - 1e-10, dtype=torch.float64, requires_grad=True)
+    solution = equipoise.fixed_point(
+        lambda z, rate: rate * z + 1.0,
+        1 + zeros(1, 1),
+        rate,
+        solver=name,
+        tolerance=tolerance,
+        on_failure="raise",
+        return_solution=True,
+    )
+    assert float(solution.value.detach()) > 1e9
+    solution.value.sum().backward()
+    assert solution.adjoint.converged.all()
+    if tolerance < 1e-10:
+        assert abs(float(solution.value.detach()) / 1e10 - 1) < 1e-3
+        assert abs(float(rate.grad) / 1e20 - 1) < 1e-3
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+@pytest.mark.parametrize("solver", ["auto", "dense", "gmres", "neumann", "anderson", "broyden"])
+def test_adjoint_of_leaves_of_many_scales_converges(solver, weights):
+    c = torch.full((3, 2), 0.2, dtype=torch.float64, requires_grad=True)
+
+    def step(z, c):
+        large, small = z
+        return (
+            1e6 * torch.tanh(0.5 * large / 1e6 + c + 0.1 * small * 1e6),
+            1e-6 * torch.tanh(0.3 * large / 1e6 + c),
+        )
+
+    def alike(z, c):  # the same in units of the leaves
+        return torch.tanh(0.5 * z[0] + c + 0.1 * z[1]), torch.tanh(0.3 * z[0] + c)
+
+    def gradient(f, solver, weights):
+        start = (zeros(3, 2), zeros(3, 2))
+        settings = {"tolerance": 1e-6, "on_failure": "raise"}
+        z = equipoise.fixed_point(f, start, c, gradient=Implicit(solver), **settings)
+        (weights[0] * z[0].sum() + weights[1] * z[1].sum()).backward()
+        found, c.grad = c.grad, None
+        return found
+
+    truth = gradient(alike, "dense", (1e6 * weights[0], 1e-6 * weights[1]))
+    torch.testing.assert_close(gradient(step, solver, weights), truth, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("rate", [1.5, -3.0, 1e3])
+def test_linear_equation_whose_residual_grows_diverges_soon(rate):
+    solution = equipoise.fixed_point(
+        lambda z, b: rate * z + b,
+        zeros(1, 1),
+        torch.ones(1, 1, dtype=torch.float64, requires_grad=True),
+        solver="newton",
+        gradient=Implicit("neumann"),
+        on_failure="ignore",
+        return_solution=True,
+    )
+    solution.value.sum().backward()
+    assert Status(int(solution.adjoint.status)) is Status.DIVERGED
+    assert int(solution.adjoint.steps) <= 50
+
+
 def test_top_level_stop_takes_the_norm():
     assert equipoise.Stop().norm == "leaf"

@@ -16,6 +16,8 @@ __all__ = ["Measure", "PartMeasure", "as_array", "assess", "part_norm", "pick_me
 
 SETTLED = 1e-14
 """A residual this small beside the start is that of an equilibrium at zero."""
+FALL = 0.1
+"""A residual has fallen if it is at most this fraction of the first one."""
 
 
 def _all(mask: np.ndarray) -> bool:
@@ -51,10 +53,13 @@ class Measure:
 
     - `u` is at least `settled * start / tolerance`, with `start` the size of the first point and
       `settled = min(1e-14, tolerance / 1000)`: this lets equilibria at zero converge.
-    - If `|f(z)|` exceeds `c = max(reach * start, worst)`, with `worst` the largest residual so far,
-      then `r <= absolute + tolerance * c` must hold as well, and not only by rounding: an iterate
-      that runs away makes any residual relatively small, and is believed only if the residual
-      itself has fallen. With `reach = 1 / (2 tolerance)` one that never fell cannot pass.
+    - If `|f(z)|` exceeds `start`, then `r <= max(absolute + tolerance * max(start, worst),
+      first / 10)` must hold as well, with `first` the first residual and `worst` the largest
+      so far: an iterate that runs away makes any residual relatively small, and is believed only if
+      the residual itself has fallen. Beyond `2 * start`, `r` counts as at least `eps |f(z)|`, below
+      which rounding hides it.
+
+    A sample that has run beyond `growth` has diverged unless its residual has fallen in this sense.
 
     Numbers are true sizes, also where the solve runs in units of its own (`units`).
 
@@ -69,10 +74,9 @@ class Measure:
         self.start_looks = start_looks
         self.low, self.high = comfortable(z.dtype)
         self.eps = torch.finfo(z.dtype).eps
-        self.reach = max(1.0, min(stop.growth, 0.5 / stop.tolerance))
         self.settled = min(SETTLED, 1e-3 * stop.tolerance)
         self.units: np.ndarray | None = None
-        self.start = self.worst = np.zeros(self._shape(z))
+        self.start = self.first = self.worst = np.zeros(self._shape(z))
         # A residual above `guard + tolerance * scale` is surely not there yet.
         self.guard = np.zeros(len(z))
 
@@ -97,6 +101,7 @@ class Measure:
         """Note the size of a point that the solve starts from."""
         length = self._true(row_norm(at.z))
         self.start = np.maximum(np.maximum(self.start, scale), np.maximum(residual, length))
+        self.first = np.maximum(self.first, residual)
         low = self.low if self.units is None else self.low * self.units
         self.guard = np.maximum(self.stop.absolute + self.settled * self.start, low)
 
@@ -113,27 +118,36 @@ class Measure:
         """
         unit = np.maximum(scale, self.settled / self.stop.tolerance * self.start)
         reached: np.ndarray = residual <= self.stop.target(unit)
-        if np.count_nonzero(scale > self.reach * self.start):
+        if np.count_nonzero(reached & (scale > self.start)):
             self.remember(recent)
-            reached &= self._believable(residual, scale)
+            reached &= self._has_fallen(residual, scale) | (scale <= self.start)
         return unit, reached
 
-    def _believable(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def _has_fallen(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Return which residuals are small not only because the iterate has run away."""
-        cap = np.maximum(self.reach * self.start, self.worst)
-        seen = np.maximum(residual, self.eps * scale)  # smaller ones are lost in rounding
-        believable: np.ndarray = (scale <= cap) | (seen <= self.stop.target(cap))
-        return believable
+        enough = self.stop.target(np.maximum(self.start, self.worst))
+        first, rounding = self._fell_from(residual)
+        hidden = np.where(scale > 2 * self.start, self.eps * scale, 0.0)
+        fallen: np.ndarray = residual <= np.maximum(enough, FALL * first)
+        fallen &= hidden <= np.maximum(enough, FALL * rounding)
+        return fallen
+
+    def _fell_from(self, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return from where residuals must have fallen, and what hides in rounding likewise."""
+        return self.first, self.first
 
     def remember(self, recent: np.ndarray) -> None:
         """Note residuals of looks that were not judged."""
         self.worst = np.maximum(self.worst, np.fmax.reduce(recent, axis=0))
 
-    def far(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """Return which rows have run away, or are not finite."""
+    def far(self, residual: np.ndarray, scale: np.ndarray, recent: np.ndarray) -> np.ndarray:
+        """Return which rows have run away, or are not finite; arguments as of `judge`."""
         # Infinity is not less than itself.
         limit = self.stop.growth * np.maximum(self.start, 1.0)
         far: np.ndarray = ~(np.maximum(residual, scale) <= limit) | np.isinf(residual)
+        if np.count_nonzero(far):
+            self.remember(recent)
+            far &= ~self._has_fallen(residual, scale) | ~np.isfinite(residual + scale)
         return far
 
     def _sizes(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -169,7 +183,7 @@ class Measure:
 
     def select_rows(self, rows: np.ndarray) -> None:
         """Keep only `rows`."""
-        for name in ("start", "worst", "guard"):
+        for name in ("start", "first", "worst", "guard"):
             setattr(self, name, getattr(self, name)[rows])
         self.units = None if self.units is None else self.units[rows]
 
@@ -215,12 +229,15 @@ class PartMeasure(Measure):
         if self.start_looks:
             self.start_looks -= 1
             self.start = np.maximum(self.start, np.maximum(size, self._norm(at.z)))
+            self.first = np.maximum(self.first, residual)
+        fallen = self._has_fallen(residual, scale)
         self.worst = np.maximum(self.worst, residual)
         unit = np.maximum(scale, self.settled / self.stop.tolerance * self.start)
-        reached = (residual <= self.stop.target(unit)) & self._believable(residual, scale)
+        reached = (residual <= self.stop.target(unit)) & (fallen | (scale <= self.start))
         self.reached = reached.all(axis=1)
         limit = self.stop.growth * np.maximum(self.start, 1.0)
-        self.is_far = ~(size <= limit).all(axis=1) | np.isinf(residual).any(axis=1)
+        lost = ~np.isfinite(size)
+        self.is_far = (~(size <= limit) & ~fallen | lost).any(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(residual == 0, 0.0, residual / unit).max(axis=1)
         whole, self.whole = _length(unit), _length(size)
@@ -241,7 +258,16 @@ class PartMeasure(Measure):
     def remember(self, recent: np.ndarray) -> None:
         pass
 
-    def far(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    def _fell_from(self, residual: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # A part that is at rest at first gets its residual when other parts move, and is measured
+        # by the largest first residual of any part.
+        largest = self.first.max(axis=1, keepdims=True)
+        rested = self.first <= self.eps**2 * largest
+        rises = residual > self.worst / FALL
+        first = np.where(rested, self.worst, self.first)
+        return np.where(rises, largest, first), np.where(rises | rested, largest, first)
+
+    def far(self, residual: np.ndarray, scale: np.ndarray, recent: np.ndarray) -> np.ndarray:
         return self.is_far
 
     def _sizes(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -17,6 +17,8 @@ PROGRESS = 0.999
 """A residual has fallen if it is below this fraction of the best one so far."""
 MAX_HISTORY = 1000
 """Residuals of a sample kept at most, to tell growth from standstill."""
+RISES = 5
+"""Looks in succession at which the residual of a linear equation that diverges has risen."""
 MAX_FEW_SAMPLES = 4
 """Up to this many samples, plain Python numbers are faster than arrays."""
 
@@ -95,6 +97,7 @@ class Monitor:
         self.runs_all_steps = runs_all_steps
         self.before = problem.work.count
         self.stop = stop
+        self.affine = problem.affine
         self.samples = np.arange(count)  # which sample each row at work is
         self.going = np.ones(count, dtype=bool)  # rows not yet over
         self.idle = False  # whether some rows are over but still in the batch
@@ -184,7 +187,10 @@ class Monitor:
         unit, reached = measure.judge(residual, scale, self.recent)
         if self.path is not None:
             self._record(z, residual, scale)
-        far = measure.far(residual, scale)
+        far = measure.far(residual, scale, self.recent)
+        if np.count_nonzero(far):
+            runs = self._rising() if self.affine else ~fell
+            far &= runs | ~np.isfinite(residual + scale)
         converged = reached & ~far
         last = step == stop.max_steps
         if _all(fell):
@@ -301,6 +307,19 @@ class Monitor:
         self.finishes += 1
         self.idle = True
         self.few = None
+
+    def _rising(self) -> np.ndarray:
+        """Return which residuals have risen at each of the last looks.
+
+        The solution of a linear equation may be as far away as it likes, and so may a first step
+        lead, where parts of the state have very different sizes; divergence is what goes on.
+        """
+        rises = min(RISES, len(self.recent) - 1)
+        if self.looks <= rises:
+            return np.zeros(len(self.going), dtype=bool)
+        last = [(self.looks - 1 - k) % len(self.recent) for k in range(rises + 1)]
+        rising: np.ndarray = np.all(np.diff(self.recent[last], axis=0) < 0, axis=0)
+        return rising
 
     def _growing(self, rows: np.ndarray) -> np.ndarray:
         """Return which of `rows` have had rising residuals ever since these last fell.

@@ -68,7 +68,7 @@ class Stop:
         patience: A sample has stalled if its best residual has not fallen by a thousandth in this
             many updates.
         growth: A residual or an iterate this many times larger than the start, or than 1 if the
-            start is smaller, counts as divergence at once.
+            start is smaller, counts as divergence at once, unless the residual has fallen.
         check_every: Updates between two looks at the residuals; looking makes a GPU wait. By
             default 1 on a CPU, 4 elsewhere.
         tolerance_on: What must reach the tolerance: the `residual`, which is cheap; or the `error`,

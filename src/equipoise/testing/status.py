@@ -47,8 +47,8 @@ def check_statuses(
 def relative_to(stop: Stop, made: np.ndarray, sizes: np.ndarray, start: float) -> np.ndarray:
     """Return what the residuals of one sample are judged by at each step.
 
-    `|f(z)|`, but at most the larger of the worst residual so far and `start / (2 tolerance)`, and
-    at least `min(1e-14 / tolerance, 1e-3) * start`.
+    `|f(z)|`, but at most the largest of `start`, the worst residual so far and the first one over
+    `10 tolerance`, and at least `min(1e-14 / tolerance, 1e-3) * start`.
 
     Args:
         stop: The rules, with the norm of the whole state.
@@ -56,8 +56,8 @@ def relative_to(stop: Stop, made: np.ndarray, sizes: np.ndarray, start: float) -
         sizes: Its `|f(z)|`.
         start: The size of the start, the larger of `|z|`, `|f(z)|` and `|f(z) - z|`.
     """
-    reach = max(1.0, min(stop.growth, 0.5 / stop.tolerance))
-    capped = np.minimum(sizes, np.maximum(reach * start, np.fmax.accumulate(made)))
+    most = np.maximum(max(start, 0.1 / stop.tolerance * made[0]), np.fmax.accumulate(made))
+    capped = np.minimum(sizes, most)
     unit: np.ndarray = np.maximum(capped, min(1e-14 / stop.tolerance, 1e-3) * start)
     return unit
 
@@ -117,10 +117,12 @@ def require_true_statuses(
             "return the best finite iterate, never NaN or infinity",
         )
         arrived = math.isfinite(residual[i]) and float(residual[i]) <= target * (1 + 1e-6)
-        if unit < float(scale[i]):  # far from the start: rounding must not hide a residual
-            arrived &= torch.finfo(f.dtype).eps * float(scale[i]) <= target
+        if float(scale[i]) > 2 * float(first[i]):  # there rounding must not hide a residual
+            most = relative_to(stop, path[0], np.full_like(path[1], np.inf), float(first[i]))[-1]
+            hidden = torch.finfo(f.dtype).eps * float(scale[i])
+            arrived &= hidden <= stop.absolute + stop.tolerance * float(most)
         promise(
-            (status == Status.CONVERGED) == (arrived and float(scale[i]) <= reach[i]),
+            (status == Status.CONVERGED) == arrived,
             "call a sample CONVERGED if and only if its recomputed residual |f(z) - z| is within "
             "the tolerance",
             "Return Move.f only as the map at Move.z, and Move.gap only with "
