@@ -121,6 +121,30 @@ def test_layer_refuses_attention_in_the_wrong_layout():
         layer(tokens())
 
 
+def test_layer_refuses_coupling_each_time_once_it_is_proven():
+    layer = Equilibrium(TimeFirst(), "fixed_point")
+    x = tokens()
+    for _ in range(FIRST_CHECKS + 4):
+        with pytest.raises(ValueError, match=r"^TimeFirst\.coupled must be True"):
+            layer(x)
+    with pytest.raises(ValueError, match=r"^TimeFirst\.coupled must be True"):
+        layer.eval()(x)
+
+
+def test_mask_of_the_whole_batch_is_named_when_rows_leave():
+    class Masked(TimeFirst):
+        def inject(self, x):
+            self.mask = (torch.rand_like(x) > 0.5).to(x)
+            return x
+
+        def step(self, z, c):
+            return c + torch.linspace(0.1, 0.5, WIDTH) * self.mask * z * c.abs().clamp(max=1)
+
+    with pytest.raises(RuntimeError) as caught:
+        Equilibrium(Masked(), "fixed_point", tolerance=1e-6)(100 * tokens())
+    assert "such as a dropout mask, pass that on from inject" in caught.value.__notes__[0]
+
+
 def test_declared_coupling_is_solved():
     layer = Equilibrium(TimeFirst(coupled=True), "fixed_point", tolerance=1e-6)
     x = tokens()

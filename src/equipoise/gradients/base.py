@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.core.tree import shares_memory
+from equipoise.solvers.coupling import CouplingError
 from equipoise.solvers.error import offer_error, tighten
 from equipoise.solvers.loop import judge, run
 from equipoise.solvers.policy import Direction, OnFailure, SolveLog
@@ -69,15 +71,16 @@ class Plan:
         if self.steps_made:
             flat = judge(problem, z0, self.solver, self.stop, self.steps_made)
         else:
-            flat = run(
-                problem,
-                z0,
-                self.solver,
-                self.stop,
-                trace=self.trace,
-                states=self.states,
-                check=lambda: self.check_due("forward", z0),
-            )
+            with self.remembering_refusals():
+                flat = run(
+                    problem,
+                    z0,
+                    self.solver,
+                    self.stop,
+                    trace=self.trace,
+                    states=self.states,
+                    check=lambda: self.check_due("forward", z0),
+                )
             self.kept = flat.states or []
         if self.stop.tolerance_on == "error":
             tighten(problem, flat, self.lipschitz)
@@ -107,6 +110,15 @@ class Plan:
         """Return whether it is time to check that the samples of a solve are independent."""
         counts = self.log.forward if direction == "forward" else self.log.backward
         return counts.checks.due((len(z), self.equation.training))
+
+    @contextmanager
+    def remembering_refusals(self) -> Iterator[None]:
+        """Have every later solve checked if samples prove to depend on each other."""
+        try:
+            yield
+        except CouplingError:
+            self.log.forward.checks.always = self.log.backward.checks.always = True
+            raise
 
     @property
     def evaluations(self) -> int:

@@ -16,7 +16,7 @@ from equipoise.solvers.measure import assess
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Solution, Status, Stop
 
-__all__ = ["CheckSchedule", "check_whole_batch", "refuse_coupling"]
+__all__ = ["CheckSchedule", "CouplingError", "check_whole_batch", "refuse_coupling"]
 
 FIRST_CHECKS = 8
 """A layer's first solves are all checked."""
@@ -28,20 +28,28 @@ COUPLED = 10.0
 """From this many times its target on, a residual cannot be explained by rounding."""
 
 
+class CouplingError(ValueError):
+    """Samples depend on each other although nobody said so."""
+
+
 class CheckSchedule:
-    """Which solves to check: of each kind the first 8, then every 16th.
+    """Which solves to check: of each kind the first 8, then every 16th; all after a refusal.
 
     It counts and looks at no clock, so that equal runs check equal solves.
+
+    Attributes:
+        always: Whether a solve was refused.
     """
 
     def __init__(self) -> None:
         self._count: Counter[Hashable] = Counter()
+        self.always = False
 
     def due(self, kind: Hashable) -> bool:
         """Return whether to check this solve; `kind` tells batch sizes and modes apart."""
         count = self._count[kind]
         self._count[kind] = count + 1
-        return count < FIRST_CHECKS or count % CHECK_PERIOD == 0
+        return self.always or count < FIRST_CHECKS or count % CHECK_PERIOD == 0
 
 
 def check_whole_batch(problem: Problem, solution: Solution, stop: Stop, start: np.ndarray) -> None:
@@ -49,8 +57,8 @@ def check_whole_batch(problem: Problem, solution: Solution, stop: Stop, start: n
 
     A sample that ended before others was judged while these were elsewhere, or gone. That makes no
     difference if samples are independent. A residual more than 10 times its target betrays that
-    they are not, and raises ValueError. From twice its target on the sample is called stalled: the
-    dtype cannot tell its residual from the target.
+    they are not, and raises CouplingError. From twice its target on the sample is called stalled:
+    the dtype cannot tell its residual from the target.
 
     The evaluation is counted, and leaves buffers as they were.
 
@@ -80,7 +88,7 @@ def check_whole_batch(problem: Problem, solution: Solution, stop: Stop, start: n
 def refuse_coupling(
     problem: Problem, z: Tensor, f: Tensor, residual: Tensor, short: Tensor, stop: Stop
 ) -> None:
-    """Raise ValueError if samples that fall short of their target do so because of other samples.
+    """Raise CouplingError if samples that fall short of their target do so because of others.
 
     Args:
         problem: The problem of the whole batch.
@@ -97,7 +105,7 @@ def refuse_coupling(
     row = int(excess.argmax())
     if excess[row] == 0 or not _depends_on_others(problem, z, f, row):
         return
-    raise ValueError(
+    raise CouplingError(
         f"{problem.coupled_name} must be True for a step whose samples depend on each other; got "
         f"False, and sample {row} converged while the others moved on, but in the whole batch its "
         f"relative residual is {float(residual[row]):.1e}. Set it, or see that the "

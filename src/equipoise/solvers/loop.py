@@ -73,7 +73,8 @@ def run(
         if left is not None and left < len(z) and not hasattr(error, "__notes__"):
             error.add_note(
                 f"The step worked for {len(z)} samples, and failed for {left} when the others had "
-                "ended and left the batch. If its samples depend on each other, set "
+                "ended and left the batch. If it keeps a tensor of the whole batch, such as a "
+                "dropout mask, pass that on from inject; if its samples depend on each other, set "
                 f"{problem.coupled_name} to True."
             )
         raise
