@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = [
     "full_precision",
     "is_transformed",
     "is_wrapped",
+    "jvp_depth",
     "outside_graphs",
     "outside_transforms",
     "unwrapped",
@@ -59,6 +61,34 @@ def is_wrapped(tensor: Tensor) -> bool:
 def is_transformed(*tensors: Tensor) -> bool:
     """Return whether `torch.func` or forward-mode differentiation is at work on some tensor."""
     return torch.autograd.forward_ad._current_level >= 0 or any(map(is_wrapped, tensors))
+
+
+def jvp_depth(tensors: Sequence[Tensor]) -> int:
+    """Return how many forward-mode transforms of `torch.func` differentiate some tensors."""
+    functorch = torch._C._functorch
+    jvp = functorch.TransformType.Jvp
+    stack = functorch.get_interpreter_stack() or ()
+    if sum(layer.key() == jvp for layer in stack) < 2:
+        return 0
+    from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+    depth = 0
+    with ExitStack() as below:
+        for layer in reversed(stack):
+            if layer.key() == jvp:
+                depth += any(
+                    forward_ad.unpack_dual(tensor, level=0).tangent is not None  # type: ignore[no-untyped-call]
+                    for tensor in tensors
+                )
+            # Each layer sees the tensors without what the layers above it put around them.
+            below.enter_context(temporarily_pop_interpreter_stack())
+            tensors = [
+                functorch.get_unwrapped(tensor)
+                if is_wrapped(tensor) and functorch.maybe_get_level(tensor) == layer.level()
+                else tensor
+                for tensor in tensors
+            ]
+    return depth
 
 
 def unwrapped(tensors: Sequence[Tensor]) -> list[Tensor] | None:

@@ -17,5 +17,5 @@ def find_detached(plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
     """Return the equilibrium without connecting it to `args`."""
     if is_transformed(*args):
         # `Implicit` has rules for the transforms of `torch.func`.
-        return Implicit().attach(plan, z0.detach(), [arg.detach() for arg in args])
+        return Implicit().find(plan, z0.detach(), [arg.detach() for arg in args])
     return plan.find(z0, args)

@@ -15,6 +15,7 @@ from equipoise.core.transforms import (
     full_precision,
     is_transformed,
     is_wrapped,
+    jvp_depth,
     outside_transforms,
     unwrapped,
 )
@@ -64,6 +65,16 @@ class Implicit(Gradient):
             require_count("Implicit.max_steps", self.max_steps)
 
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
+        if jvp_depth(args) > 1:
+            raise ValueError(
+                "Implicit must be in one forward-mode transform at most, because torch gives wrong "
+                "derivatives of its own functions in two; got jacfwd or jvp in another one. Use "
+                "torch.func.hessian, or jacrev for one of them."
+            )
+        return self.find(plan, z0, args)
+
+    def find(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
+        """Return the equilibrium; arguments may have tangents of one forward-mode transform."""
         recording = torch.is_grad_enabled()
         if not (recording and any(arg.requires_grad for arg in args)) and not is_transformed(*args):
             return plan.find(z0, args, inspect=recording)
@@ -150,10 +161,12 @@ class _Task:
                 forward=plan.solver,
                 steps=plan.evaluations,
             )
-            solution = solve_adjoint(problem, start, g, solver, stop, check)
+            with plan.remembering_refusals():
+                solution = solve_adjoint(problem, start, g, solver, stop, check)
         else:
             solver = SOLVERS.resolve(settings.solver)
-            solution = run(problem, start, solver, stop, f=g, check=check)
+            with plan.remembering_refusals():
+                solution = run(problem, start, solver, stop, f=g, check=check)
         plan.add_adjoint(solution)
         value = _never_silently_zero(solution, g)
         return value if unit is None else value * unit
