@@ -25,7 +25,7 @@ from equipoise.core import (
 )
 from equipoise.engine import Checkpoints
 from equipoise.models import Model
-from equipoise.runs import run_report
+from equipoise.runs import closeup
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="forks"),
@@ -180,7 +180,7 @@ def test_run_that_gets_a_signal_stops_within_a_batch_and_a_save_wherever_it_is(
         (at_moment("checkpoint half", 3, tell), 0),
         (tell_when(nn.Module, "__call__", 10, scored), 0),
         (at_moment("summary.json half", 1, tell), 0),
-        (tell_when(run_report, "_solve", 1, called), 0),
+        (tell_when(closeup, "_solve", 1, called), 0),
         (at_moment("report.html half", 1, tell), 0),
     ):
         code, after, printed = stop_at(folder, context)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from equipoise.report import RunReport, ShownSample, SolvePath
+from equipoise.report import Mistake, RunReport, ShownSample, SolvePath, SolveSpread, Survey
 
 HARM = (
     "<script>alert(1)</script>\"'&<img src=http://evil.example/x onerror=alert(2)>{$x^2$ "
@@ -59,6 +59,7 @@ def run(steps: int = 400, epochs: int = 5, **more) -> RunReport:
     generator = np.random.default_rng(0)
     settings = {
         "title": "mnist with opteq-mnist",
+        "subtitle": "16 November 2026, 15:49 UTC, data in /data/mnist",
         "config": {
             "model": {"name": "opteq-mnist", "options": {"tolerance": 1e-3, "max_steps": 50}},
             "data": {"name": "mnist", "root": "", "download": True, "mean": [0.1307]},
@@ -97,8 +98,20 @@ def run(steps: int = 400, epochs: int = 5, **more) -> RunReport:
                 description="The layer minimises a strongly convex function.",
                 certificate="The map is a contraction.",
                 image=generator.random((8, 8)),
+                truth="class 7",
+                prediction="class 1 (73.5 %)",
+                solver="fixed_point, down to a residual of 1e-06",
+                own_solve="The model itself takes 5 steps of Anderson.",
             )
         ],
+        "survey": Survey(
+            3,
+            10000,
+            "test",
+            [SolveSpread([4, 5, 5], [2e-4, 9e-4, 8e-4], 1e-3)],
+            wrong=1,
+            mistakes=[Mistake(17, "class 7", "class 1", 0.735, generator.random((8, 8)))],
+        ),
     }
     return RunReport(**{**settings, **more})
 
@@ -162,6 +175,25 @@ def hostile() -> RunReport:
                 HARM * 100,
                 np.full((8, 8), np.nan),
                 HARM,
+                HARM,
+                HARM,
+                HARM,
+                HARM,
             )
         ],
+        subtitle=HARM,
+        survey=Survey(
+            2,
+            3,
+            HARM,
+            [
+                SolveSpread([1, math.nan, 10**9], [0.0, -1.0, 1e308, 1e-300], 0.0, HARM),
+                SolveSpread([], [math.inf], None, "y" * 300),
+            ],
+            2,
+            [
+                Mistake(0, HARM, HARM, math.nan, np.full((8, 8, 3), np.inf)),
+                Mistake(1, HARM, HARM, 0.5),
+            ],
+        ),
     )

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -14,9 +15,11 @@ import pytest
 from made_up_run import HARM, hostile, masks, run
 from PIL import Image
 
-from equipoise.report import RunReport, ShownSample, SolvePath, render_report
+from equipoise.report import Mistake, RunReport, ShownSample, SolvePath, Survey, render_report
+from equipoise.report.chart import Rule
 from equipoise.report.curve import average, read_column, thin
 from equipoise.report.format import format_duration, format_number, format_power
+from equipoise.report.histogram import Histogram, bin_edges, draw_histogram
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 ALLOWED = {
@@ -158,17 +161,21 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
             "Training",
             "Loss",
             "Accuracy",
-            "Learning rate and gradient",
+            "Learning rate, gradient and throughput",
             "Learning rate",
             "Gradient norm",
+            "Throughput",
         ),
         *("Solver", "Solver steps", "Residuals", "Operator norms"),
+        *("Solves of 3 of 10\u202f000 test samples", "Steps of each sample"),
+        "Residual of each sample",
         *(
             "How solves ended",
             "Training, forward",
             "Training, backward",
             "Test",
             "Confusion matrix",
+            "Misclassified samples",
             "Samples",
         ),
         *("The equilibrium of one sample", "Residual", "Objective", "Configuration", "Environment"),
@@ -177,6 +184,7 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
     for expected in (
         *(
             "mnist with opteq-mnist",
+            "16 November 2026, 15:49 UTC, data in /data/mnist",
             "99.17\u202f%",
             "test accuracy",
             "samples that missed the tolerance",
@@ -210,6 +218,83 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
         ),
     ):
         assert expected in words
+
+
+def test_page_shows_mistakes_with_truth_prediction_and_confidence(ordinary: str) -> None:
+    words = Page(ordinary).words()
+    where = words.index("Misclassified samples")
+    assert words[where + 1].startswith("1 of 3 of 10\u202f000 test samples (33.3\u202f%).")
+    shown = ["truth class 7", "prediction class 1, 73.5\u202f%", "sample 17"]
+    assert words[where + 2 : where + 5] == shown
+    right = render_report(run(survey=Survey(3, 3, "test", wrong=0)))
+    assert "None of 3 test samples." in Page(right).words()
+    # samples that are no images are told in a table, the others in pictures
+    table = Survey(3, 3, "test", wrong=1, mistakes=[Mistake(17, "benign", "malignant", 0.735)])
+    words = Page(render_report(run(survey=table))).words()
+    where = words.index("confidence")
+    assert words[where + 1 : where + 5] == ["17", "benign", "malignant", "73.5\u202f%"]
+
+
+def test_page_names_the_shown_sample_and_the_solver_of_its_path(ordinary: str) -> None:
+    words = Page(ordinary).words()
+    assert "prediction class 1 (73.5 %)" in words
+    assert (
+        "The path below is drawn by fixed_point, down to a residual of 1e-06. The model itself "
+        "takes 5 steps of Anderson." in words
+    )
+
+
+def test_page_scores_each_class() -> None:
+    counts = np.array([[8, 2], [4, 6]])
+    words = Page(render_report(RunReport("r", classes=["a", "b"], confusion=counts))).words()
+    where = words.index("F1")
+    assert words[where - 2 : where] == ["recall", "precision"]
+    assert words[where + 1 : where + 7] == [
+        "a",
+        "8",
+        "2",
+        "80.0\u202f%",
+        "66.7\u202f%",
+        "72.7\u202f%",
+    ]
+    many = np.diag(np.full(30, 9))
+    many[7, 7:9] = 3, 6
+    words = Page(render_report(RunReport("r", confusion=many))).words()
+    where = words.index("F1")
+    assert words[where + 1 : where + 6] == ["7", "9", "33.3\u202f%", "100.0\u202f%", "50.0\u202f%"]
+    assert words[where + 6] == "8"  # the next weakest
+
+
+@pytest.mark.parametrize(("steps", "told"), [(1.0, True), (1.01, False)])
+def test_page_says_when_one_step_is_all_that_solves_take(steps: float, told: bool) -> None:
+    report = run(20, 1)
+    report = dataclasses.replace(
+        report, survey=None, steps=[{**line, "forward_steps": steps} for line in report.steps]
+    )
+    assert ("within the tolerance after one pass" in render_report(report)) is told
+
+
+@pytest.mark.parametrize(
+    ("values", "log"),
+    [
+        ([3], False),
+        ([0, 0, 1], False),
+        ([1, 5000], False),
+        ([1e-3], True),
+        ([1e-3, 1e-3, 2.5e-9], True),
+        ([1e-90, 1e90], True),
+        ([0.0, 1e-4], True),
+    ],
+)
+def test_histogram_counts_every_value_once(values: list[float], log: bool) -> None:
+    known = np.array([value for value in values if value > 0 or not log])
+    histogram = Histogram("Residual", {"forward": values}, "residual", log, Rule("1e-3", 1e-3))
+    edges = bin_edges(known, histogram)
+    assert (np.diff(edges) > 0).all()
+    assert len(edges) <= 122
+    assert np.histogram(known, edges)[0].sum() == len(known)
+    page = draw_histogram(histogram, 0)
+    assert ("Not drawn: 1 value" in page) == (len(known) < len(values))
 
 
 def test_page_is_accessible(ordinary: str) -> None:
@@ -352,7 +437,7 @@ def test_page_says_100_percent_only_of_all(
     words = page.words()
     assert words[words.index("test accuracy") + 1] == tile
     tables = [text for tag, text in page.text if tag == "td" and "%" in text]
-    assert tables == [ratio, ratio]  # converged, recall
+    assert tables[:3] == [ratio, ratio, "100.0\u202f%"]  # converged, recall, precision
     labels = [attributes.get("aria-label") or "" for _, attributes in page.tags]
     assert f"Accuracy (%) by step: test {spoken}." in labels
     page = assert_sealed(render_report(RunReport("many classes", confusion=wrong(30))))

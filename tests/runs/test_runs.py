@@ -9,7 +9,15 @@ import torch
 
 from equipoise import ConvergenceError, ConvergenceWarning
 from equipoise.cli import main
-from equipoise.data import AddNoise, Normalize, PadCropFlip, RandomResizedCrop, Resize, load_data
+from equipoise.data import (
+    AddNoise,
+    Dataset,
+    Normalize,
+    PadCropFlip,
+    RandomResizedCrop,
+    Resize,
+    load_data,
+)
 from equipoise.engine import CheckpointError, make_task, read_checkpoint, read_metrics
 from equipoise.models import Model
 from equipoise.runs import (
@@ -22,9 +30,12 @@ from equipoise.runs import (
     train_run,
 )
 from equipoise.runs import run as run_module
+from equipoise.runs import survey as survey_module
 from equipoise.runs.build import make_transforms, resolve, try_out
+from equipoise.runs.closeup import Trained
 from equipoise.runs.run import ReportWarning
 from equipoise.runs.samples import load_samples
+from equipoise.runs.survey import survey_samples
 
 SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
 FILES = [
@@ -250,6 +261,63 @@ def test_report_shows_the_problem_that_the_layer_solves(run):
     assert "The equilibrium minimises phi(z)" in page
     assert "Lipschitz constant at most" in page
     assert "Confusion matrix" in page
+
+
+def test_report_shows_the_mistakes_that_predictions_make(run):
+    """The samples on the page are wrong by the model itself, as many as its scores say."""
+    folder, summary = run
+    opened, test = open_run(folder), load_data("digits", "test")
+    trained = Trained(opened.model, opened.task, opened.classes, opened.transform, batch=100)
+    found = survey_samples(trained, test)
+    assert (found.samples, found.total, found.split) == (359, 359, "test")
+    assert found.wrong == round(359 * (1 - summary.test["accuracy"]))
+    with torch.no_grad():
+        probability = opened.model(test.x).softmax(1)
+    for mistake in found.mistakes:
+        row = probability[mistake.number]
+        assert mistake.truth == str(test.y[mistake.number].item())
+        assert mistake.prediction == str(row.argmax().item()) != mistake.truth
+        assert mistake.confidence == pytest.approx(row.max().item(), abs=1e-4)
+    confidence = [mistake.confidence for mistake in found.mistakes]
+    assert confidence == sorted(confidence, reverse=True)
+    (spread,) = found.solves
+    assert len(spread.steps) == len(spread.residual) == 359
+    assert sum(spread.steps) / 359 == pytest.approx(summary.test["forward_steps"])
+    page = (folder / "report.html").read_text()
+    assert f"prediction {found.mistakes[0].prediction}, " in page
+    assert "of 359 test samples" in page
+    assert "drawn by fixed_point" in page
+    assert "The model itself takes" in page
+    assert f"truth {test.y[0].item()}<" in page
+
+
+def test_report_looks_at_few_samples_of_many_and_leaves_out_bad_ones(run, monkeypatch):
+    opened, test = open_run(run[0]), load_data("digits", "test")
+    trained = Trained(opened.model, opened.task, opened.classes, opened.transform, batch=7)
+    monkeypatch.setattr(survey_module, "MAX_NUMBERS", 20 * 64)
+    found = survey_samples(trained, test)
+    assert (found.samples, found.total) == (20, 359)
+    assert len(found.solves[0].steps) == 20
+    gather = Dataset.gather
+
+    def lose_the_first(self, indices, **options):
+        return gather(self, [k for k in indices if k], **options)
+
+    monkeypatch.setattr(Dataset, "gather", lose_the_first)
+    assert survey_samples(trained, test).samples == 19
+
+
+def test_report_says_when_and_on_which_data(run, tmp_path):
+    copy = shutil.copytree(run[0], tmp_path / "copy")
+    environment = json.loads((copy / "environment.json").read_text())
+    environment["started"] = "2026-11-06T15:49:10+00:00"
+    (copy / "environment.json").write_text(json.dumps(environment))
+    assert '<p class="lead">6 November 2026, 15:49 UTC</p>' in report_run(copy).read_text()
+    text = (copy / "config.toml").read_text()
+    (copy / "config.toml").write_text(text.replace('root = ""', 'root = "/data/mine"'))
+    del environment["started"]
+    (copy / "environment.json").write_text(json.dumps(environment))
+    assert '<p class="lead">data in /data/mine</p>' in report_run(copy).read_text()
 
 
 def test_report_calls_classes_by_their_names(tmp_path):

@@ -17,9 +17,22 @@ from equipoise.report.markup import escape
 from equipoise.report.svg import embed_svg
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from contextlib import AbstractContextManager
 
-__all__ = ["Chart", "Line", "Rule", "draw"]
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "Chart",
+    "Line",
+    "Rule",
+    "draw",
+    "figure_settings",
+    "finish_axes",
+    "new_figure",
+    "render_legend",
+    "to_svg",
+]
 
 WIDTH, HEIGHT, FONT = 420, 220, 13
 COLOURS = 6
@@ -29,6 +42,12 @@ PAINT = {
     GRID: "var(--grid)",
     TEXT: "var(--muted)",
     **{f"#0000{k:02x}": f"var(--line-{k})" for k in range(1, COLOURS + 1)},
+}
+RULE: dict[str, Any] = {
+    "color": TEXT,
+    "linewidth": 1.2,
+    "linestyle": (0, (4, 3)),
+    "zorder": 1.5,
 }
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none",
@@ -108,7 +127,7 @@ def draw(chart: Chart, number: int) -> str:
         return ""
     words = _summary(chart, [(line.name, y) for line, y in drawn if line.kind != "faint"])
     svg = embed_svg(_plot_chart(chart, drawn), f"c{number}", words, PAINT)
-    legend = _legend([line for line, _ in drawn], chart.rule)
+    legend = render_legend([line for line, _ in drawn], chart.rule)
     missing = max(int((~np.isfinite(y)).sum()) for _, y in drawn)
     note = ""
     if missing:
@@ -125,21 +144,35 @@ def _drawable(y: np.ndarray, log: bool) -> np.ndarray:
 
 def _plot_chart(chart: Chart, drawn: Sequence[tuple[Line, np.ndarray]]) -> str:
     """A chart as matplotlib writes it."""
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    content = io.StringIO()
-    with matplotlib.rc_context(SETTINGS):
-        # without pyplot: no global state
-        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained")
-        axes = figure.subplots()
+    with figure_settings():
+        figure, axes = new_figure()
         for line, y in drawn:
             _plot_line(axes, line, y)
         if chart.rule:
-            dashes = (0, (4, 3))
-            axes.axhline(chart.rule.value, color=TEXT, linewidth=1.2, linestyle=dashes, zorder=1.5)
+            axes.axhline(chart.rule.value, **RULE)
         _scales(axes, chart, [y for _, y in drawn])
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
+        return to_svg(figure)
+
+
+def figure_settings() -> AbstractContextManager[None]:
+    """Return the context in which charts are drawn."""
+    import matplotlib
+
+    return matplotlib.rc_context(SETTINGS)
+
+
+def new_figure() -> tuple[Figure, Axes]:
+    """Return an empty chart, made without pyplot: no global state."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72, layout="constrained")
+    return figure, figure.subplots()
+
+
+def to_svg(figure: Figure) -> str:
+    """Return a chart as matplotlib writes it."""
+    content = io.StringIO()
+    figure.savefig(content, format="svg", transparent=True, metadata={"Date": None})
     return content.getvalue()
 
 
@@ -196,8 +229,19 @@ def _scales(axes: Axes, chart: Chart, values: Sequence[np.ndarray]) -> None:
     )
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_number(value)))
-    axes.set_title(chart.unit, loc="left", fontsize=FONT, color=TEXT, pad=9)
-    axes.set_xlabel(chart.x, loc="right", fontsize=FONT, color=TEXT)
+    finish_axes(axes, chart.unit, chart.x)
+
+
+def finish_axes(axes: Axes, unit: str, x: str) -> None:
+    """Name the axes and make them look like those of all charts.
+
+    Args:
+        axes: The axes.
+        unit: The unit of the values.
+        x: What they are over.
+    """
+    axes.set_title(unit, loc="left", fontsize=FONT, color=TEXT, pad=9)
+    axes.set_xlabel(x, loc="right", fontsize=FONT, color=TEXT)
     axes.tick_params(length=0, pad=5, labelsize=FONT, labelcolor=TEXT)
     axes.grid(True, axis="y", color=GRID, linewidth=0.9)
     axes.set_axisbelow(True)
@@ -228,8 +272,8 @@ def _summary(chart: Chart, ends: Sequence[tuple[str, np.ndarray]]) -> str:
     return f"{chart.title} ({chart.unit}) by {chart.x}: {'; '.join(parts)}{rule}."
 
 
-def _legend(lines: Sequence[Line], rule: Rule | None) -> str:
-    """The names of the lines beside what they look like; empty for a single one."""
+def render_legend(lines: Sequence[Line], rule: Rule | None) -> str:
+    """Return the names of lines beside what they look like; empty for a single one."""
     entries = [(_legend_key(line), line.name) for line in lines if line.kind != "faint"]
     if any(line.kind == "faint" for line in lines):
         zigzag = "M0 6L4 3L9 8L13 2L17 7L22 4"

@@ -57,9 +57,9 @@ def to_bytes(image: Any) -> np.ndarray:
     return scaled
 
 
-def shrink(pixels: np.ndarray) -> np.ndarray:
-    """Return every n-th pixel, so that an image is at most 256 pixels wide and high."""
-    every = -(-max(pixels.shape[:2]) // MAX_SIDE)
+def shrink(pixels: np.ndarray, side: int = MAX_SIDE) -> np.ndarray:
+    """Return every n-th pixel, so that an image is at most `side` pixels wide and high."""
+    every = -(-max(pixels.shape[:2]) // side)
     return pixels[::every, ::every]
 
 

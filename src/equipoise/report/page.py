@@ -10,13 +10,16 @@ from typing import Any
 
 from equipoise.report.chart import Chart, draw
 from equipoise.report.content import RunReport
+from equipoise.report.histogram import Histogram, draw_histogram
 from equipoise.report.markup import escape, render_setting_tables
 from equipoise.report.prediction import render_bad_samples, render_confusion, render_samples
 from equipoise.report.solve import render_solve, solve_charts, solve_title
 from equipoise.report.status import render_statuses
 from equipoise.report.style import STYLE
+from equipoise.report.survey import render_mistakes, spread_histograms, spread_title
 from equipoise.report.tiles import render_tiles
 from equipoise.report.training import (
+    describe_one_step,
     optimizer_charts,
     score_charts,
     solver_charts,
@@ -38,16 +41,23 @@ def render_report(report: RunReport) -> str:
     """
     numbers = itertools.count()
 
-    def draw_all(charts: Iterable[Chart]) -> str:
-        drawn = "".join(draw(chart, next(numbers)) for chart in charts)
+    def draw_all(charts: Iterable[Chart | Histogram]) -> str:
+        drawn = "".join(
+            draw(chart, next(numbers))
+            if isinstance(chart, Chart)
+            else draw_histogram(chart, next(numbers))
+            for chart in charts
+        )
         return f'<div class="charts">\n{drawn}</div>' if drawn else ""
 
     sections = [
         ("Training", draw_all(score_charts(report))),
-        ("Learning rate and gradient", draw_all(optimizer_charts(report))),
-        ("Solver", draw_all(solver_charts(report))),
+        ("Learning rate, gradient and throughput", draw_all(optimizer_charts(report))),
+        ("Solver", describe_one_step(report) + draw_all(solver_charts(report))),
+        (spread_title(report.survey), draw_all(spread_histograms(report.survey))),
         ("How solves ended", render_statuses(report)),
         ("Confusion matrix", render_confusion(report)),
+        ("Misclassified samples", render_mistakes(report.survey)),
         ("Samples", render_samples(report)),
         ("Samples that could not be read", render_bad_samples(report)),
     ]
@@ -70,6 +80,8 @@ def render_report(report: RunReport) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     title = escape(report.title)
+    tab = f"{title}, {escape(report.subtitle)}" if report.subtitle else title
+    subtitle = f'<p class="lead">{escape(report.subtitle)}</p>\n' if report.subtitle else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -77,13 +89,13 @@ def render_report(report: RunReport) -> str:
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="referrer" content="no-referrer">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
+<title>{tab}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <main>
 <header><h1>{title}</h1>
-<dl class="tiles">
+{subtitle}<dl class="tiles">
 {render_tiles(report)}</dl></header>
 {body}
 </main>

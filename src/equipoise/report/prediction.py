@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from equipoise.report.markup import escape, make_scrollable, render_swatch, rend
 
 __all__ = ["render_bad_samples", "render_confusion", "render_samples"]
 
-MAX_NAMED_CLASSES, MAX_SAMPLES, MAX_BAD_SAMPLES = 20, 4, 50
+MAX_NAMED_CLASSES, MAX_SAMPLES, MAX_BAD_SAMPLES, MAX_WEAKEST = 20, 4, 50, 10
+SCORES = ("recall", "precision", "F1")
 
 
 def render_confusion(report: RunReport) -> str:
@@ -24,11 +26,12 @@ def render_confusion(report: RunReport) -> str:
     counts = np.nan_to_num(raw, posinf=0, neginf=0).clip(0)
     total = counts.sum(axis=1)
     fractions = counts / np.where(total > 0, total, 1)[:, None]
-    if len(counts) > MAX_NAMED_CLASSES:
-        return _render_confusion_image(counts, fractions)
     names = [
         escape(report.classes[k] if k < len(report.classes) else k) for k in range(len(counts))
     ]
+    if len(counts) > MAX_NAMED_CLASSES:
+        return _render_confusion_image(counts, fractions) + _render_weakest(counts, names)
+    scores = _class_scores(counts)
     rows = []
     for k, name in enumerate(names):
         cells = [
@@ -37,12 +40,31 @@ def render_confusion(report: RunReport) -> str:
             else "·"
             for value, fraction in zip(counts[k], fractions[k], strict=True)
         ]
-        rows.append([name, *cells, format_percent(counts[k, k], total[k])])
+        rows.append([name, *cells, *scores[k]])
     long = any(len(str(name)) > 4 for name in report.classes)
     heads = [f'<span class="turned">{name}</span>' if long else name for name in names]
     caption = "Rows are the truth, columns the prediction"
-    table = render_table(caption, rows, ["truth", *heads, "recall"])
+    table = render_table(caption, rows, ["truth", *heads, *SCORES])
     return make_scrollable("matrix", "Confusion matrix", table)
+
+
+def _class_scores(counts: np.ndarray) -> list[list[str]]:
+    """Recall, precision and F1 of each class, in words; a dash where nothing was counted."""
+    right, truth, found = counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    pairs = ((right, truth), (right, found), (2 * right, truth + found))
+    return [[format_percent(part[k], whole[k]) for part, whole in pairs] for k in range(len(right))]
+
+
+def _render_weakest(counts: np.ndarray, names: Sequence[str]) -> str:
+    """The classes with the smallest F1, of many."""
+    right, both = 2 * counts.diagonal(), counts.sum(axis=1) + counts.sum(axis=0)
+    f1 = np.where(both > 0, right / np.where(both > 0, both, 1), np.inf)
+    scores = _class_scores(counts)
+    order = [k for k in np.argsort(f1, kind="stable")[:MAX_WEAKEST] if both[k] > 0]
+    rows = [[names[k], format_count(counts[k].sum()), *scores[k]] for k in order]
+    caption = f"The {format_count(len(rows))} classes with the smallest F1"
+    table = render_table(caption, rows, ["class", "samples", *SCORES])
+    return make_scrollable("counts", caption, table)
 
 
 def _render_confusion_image(counts: np.ndarray, fractions: np.ndarray) -> str:

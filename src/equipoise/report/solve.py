@@ -22,15 +22,23 @@ def solve_title(solve: SolvePath) -> str:
 
 def render_solve(solve: SolvePath) -> str:
     """Return the sample, the problem that its equilibrium solves, and what is proven."""
+    drawn = f"The path below is drawn by {solve.solver}." if solve.solver else ""
+    if solve.own_solve:
+        drawn += f" {solve.own_solve}"
     prose = "".join(
         f'<p class="prose">{escape(text)}</p>'
-        for text in (solve.description, solve.certificate)
+        for text in (solve.description, solve.certificate, drawn)
         if text
     )
+    named = (("truth", solve.truth), ("prediction", solve.prediction))
+    labels = [f"{name} {text}" for name, text in named if text]
     if solve.image is None:
-        return prose
+        return prose + (f"<p>The sample: {escape(', '.join(labels))}.</p>" if labels else "")
     source = encode(shrink(to_bytes(solve.image)))
-    return f'<img class="sample pixels" src="{source}" alt="the sample">{prose}'
+    image = f'<img class="pixels" src="{source}" alt="the sample">'
+    caption = "".join(f"<span>{escape(label)}</span>" for label in labels)
+    caption = f"<figcaption>{caption}</figcaption>" if labels else ""
+    return f'<figure class="sample">{image}{caption}</figure>{prose}'
 
 
 def solve_charts(solve: SolvePath, tolerance: Rule | None) -> Iterator[Chart]:

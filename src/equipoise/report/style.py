@@ -74,7 +74,7 @@ figcaption, .note { font-size: 13px; color: var(--muted); }
   var(--tint);
 }
 .scroll { overflow-x: auto; }
-.legend + .scroll { margin-top: 34px; }
+.legend + .scroll, .heat + .scroll { margin-top: 34px; }
 table { border-collapse: collapse; font-size: 14px; }
 caption { text-align: left; font-weight: 600; padding: 0 0 6px; }
 th, td { text-align: left; vertical-align: top; padding: 6px 0; border-top: 1px solid var(--grid); }
@@ -101,7 +101,7 @@ thead th { border-top: 0; }
   overflow: hidden;
 }
 .matrix td { border: 1px solid var(--page); color: var(--muted); }
-.matrix td:last-child { color: var(--ink); padding-left: 12px; }
+.matrix td:nth-last-child(-n + 3) { color: var(--ink); padding-left: 12px; }
 .matrix b {
   display: block; margin: -5px -4px; padding: 5px 4px; font-weight: 500; color: var(--ink);
 }
@@ -112,6 +112,13 @@ HEAT
 }
 .heat { display: block; width: min(100%, 560px); border: 1px solid var(--grid); }
 .sample { float: right; width: clamp(84px, 18vw, 150px); margin: 4px 0 16px 28px; }
+.sample img { width: 100%; }
+.mistakes {
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(128px, 1fr)); gap: 22px 20px;
+}
+.mistakes img { width: 100%; }
+.mistakes figcaption { margin-top: 4px; line-height: 1.4; }
+figcaption span { display: block; }
 .samples { display: grid; gap: 24px 40px; margin: 0 0 22px; }
 .samples div { display: grid; grid-template-columns: repeat(3, minmax(0, 1fr)); gap: 8px; }
 .samples img { width: 100%; display: block; }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from equipoise.engine import find_metric
@@ -39,6 +40,7 @@ def render_tiles(report: RunReport) -> str:
     """Return the results of a run as tiles; those without a number are left out."""
     tiles = [*_score_tiles(report), *_missed_tiles(report)]
     tiles += _unfinished_tiles(report) if report.summary is None else _summary_tiles(report.summary)
+    tiles += _speed_tiles(report)
     return "".join(
         f'<div><dt>{escape(tile.name)}</dt><dd class="value">{escape(tile.value)}</dd>'
         f'<dd class="more">{escape(tile.detail)}</dd></div>\n'
@@ -106,6 +108,20 @@ def _unfinished_tiles(report: RunReport) -> Iterator[Tile]:
     yield Tile("time of these epochs", format_duration(seconds))
     skipped = _sum_finite(to_number(line.get("skipped")) for line in report.epochs)
     yield Tile("skipped steps", format_count(skipped))
+
+
+def _speed_tiles(report: RunReport) -> Iterator[Tile]:
+    """Training samples in a second: the median of epochs, or of logged steps before the first."""
+    for lines in (report.epochs, report.steps):
+        speeds = [to_number(line.get("samples_per_second")) for line in lines]
+        known = [speed for speed in speeds if math.isfinite(speed)]
+        if known:
+            yield Tile("training samples in a second", _format_speed(median(known)))
+            return
+
+
+def _format_speed(speed: float) -> str:
+    return format_count(speed) if speed >= 100 else format_number(speed, 3)
 
 
 def _final_values(report: RunReport, split: str) -> Mapping[str, Any]:

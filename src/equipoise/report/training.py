@@ -20,7 +20,13 @@ from equipoise.report.curve import (
 from equipoise.report.format import format_number
 from equipoise.report.score import HELD_OUT, find_scores
 
-__all__ = ["optimizer_charts", "score_charts", "solver_charts", "tolerance_rule"]
+__all__ = [
+    "describe_one_step",
+    "optimizer_charts",
+    "score_charts",
+    "solver_charts",
+    "tolerance_rule",
+]
 
 MAX_SCORES = 6
 
@@ -44,11 +50,32 @@ def score_charts(report: RunReport) -> Iterator[Chart]:
 
 
 def optimizer_charts(report: RunReport) -> Iterator[Chart]:
-    """Learning rate and the norm of the gradient."""
+    """Learning rate, the norm of the gradient, and samples in a second."""
     rate = Line("learning rate", *read_column(report.steps, "learning_rate"))
     yield Chart("Learning rate", [rate], "rate")
     x, y = read_column(report.steps, "gradient_norm")
     yield Chart("Gradient norm", _with_means("mean", x, y), "norm", log=_is_wide(y))
+    speed = _with_means("mean", *read_column(report.steps, "samples_per_second"))
+    yield Chart("Throughput", speed, "training samples in a second")
+
+
+def describe_one_step(report: RunReport) -> str:
+    """Return a sentence if no solve of the run took more than one step; else nothing."""
+    means = [
+        value
+        for lines in (report.steps, report.epochs)
+        for value in read_column(lines, "forward_steps")[1].tolist()
+    ]
+    means += (
+        [] if report.survey is None else [max(s.steps) for s in report.survey.solves if s.steps]
+    )
+    known = [value for value in means if np.isfinite(value)]
+    if not known or max(known) > 1:
+        return ""
+    return (
+        "<p>The equilibrium is within the tolerance after one pass: a tighter tolerance or a "
+        "larger contraction factor would make it matter.</p>"
+    )
 
 
 def solver_charts(report: RunReport) -> Iterator[Chart]:
