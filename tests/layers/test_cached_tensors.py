@@ -110,7 +110,7 @@ def test_cached_argument_of_a_function_is_refused() -> None:
                 self.cache = w.tanh()
             return torch.tanh(0.5 * z + self.cache)
 
-    with pytest.raises(ValueError, match=r"^fixed_point.step must not keep"):
+    with pytest.raises(ValueError, match=r"^fixed_point.f must not keep"):
         fixed_point(Module(), torch.zeros(3, 2), torch.ones(2, requires_grad=True))
 
 

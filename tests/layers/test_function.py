@@ -18,6 +18,7 @@ from equipoise import (
     Status,
     Stop,
     fixed_point,
+    root,
     solve,
 )
 
@@ -279,3 +280,19 @@ def test_state_and_arguments_may_be_complex() -> None:
         rtol=1e-8,
         atol=1e-9,
     )
+
+
+def test_messages_about_values_name_the_function():
+    with pytest.raises(ValueError, match=r"^fixed_point\.f must return the shape of its state"):
+        fixed_point(lambda z: z[:, :1], torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"^fixed_point\.f must keep the dtype of its state"):
+        fixed_point(lambda z: z.double(), torch.zeros(3, 2))
+    with pytest.raises(ValueError, match=r"^root\.g must keep the dtype"):
+        root(lambda z: z.double(), torch.zeros(3, 2))
+
+
+def test_number_as_a_state_names_coupled():
+    with pytest.raises(ValueError, match=r"^The state must be batch first.*coupled=True"):
+        fixed_point(torch.cos, torch.tensor(0.0))
+    found = fixed_point(torch.cos, torch.tensor(0.0), coupled=True)
+    assert abs(float(found) - 0.7391) < 1e-3

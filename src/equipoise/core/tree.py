@@ -149,9 +149,11 @@ class Layout:
                     f"got {leaf.dtype}.{hint}"
                 )
             if leaf.dim() == 0 or leaf.shape[0] != first.shape[0]:
+                remedy = " For one problem give fixed_point or root coupled=True."
                 raise ValueError(
                     "The state must be batch first, with one batch size for all of its tensors; "
                     f"got shapes {', '.join(str(tuple(other.shape)) for other in leaves)}."
+                    + ("" if leaf.dim() else remedy)
                 )
             if REAL[leaf.dtype] != REAL[first.dtype] or leaf.device != first.device:
                 raise ValueError(

@@ -45,6 +45,7 @@ class Cell(nn.Module):
     coupled: bool = False
     linearize_keeps_graph: bool = False
     compiled_step: CompiledStep | None = None
+    _step_name: str = "Cell.step"  # what messages call the step
 
     def inject(self, x: Tree) -> Tree:
         """Return everything that does not depend on the state; called once for each solve.
@@ -233,8 +234,9 @@ class CellEquation(Equation):
                 leaf = tensor.detach().clone().requires_grad_()
                 if self._reads(tensor, leaf, z, leaves):
                     watch.undo()  # so that the next call is refused as well
+                    name = self.cell._step_name.replace("Cell.", f"{type(self.cell).__name__}.")
                     raise ValueError(
-                        f"{type(self.cell).__name__}.step must not keep what it computes from "
+                        f"{name} must not keep what it computes from "
                         "trainable tensors, because a solve records nothing; got "
                         f"{watch.name(path)!r} of shape {tuple(tensor.shape)}, through which the "
                         "gradient would be lost. Compute it in inject, and pass it on in Shared."
@@ -270,11 +272,11 @@ class CellEquation(Equation):
     def _flat(
         self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        layout, lower = self.layout, self.lower
+        layout, lower, name = self.layout, self.lower, self.cell._step_name
         context = self._context(args)
 
         def step(z: Tensor) -> Tensor:
-            return layout.pack(function(layout.unpack(z), context), samples=z.shape[0])
+            return layout.pack(function(layout.unpack(z), context), name, samples=z.shape[0])
 
         def step_lower(z: Tensor) -> Tensor:
             with torch.autocast(z.device.type, lower):

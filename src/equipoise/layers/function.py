@@ -89,6 +89,8 @@ def _each(tree: Tree, function: Callable[[Tensor], Tensor]) -> Tree:
 class FixedPointCell(FunctionCell):
     """The cell of `fixed_point`."""
 
+    _step_name = "fixed_point.f"
+
 
 FixedPointCell.__name__ = "fixed_point"  # what messages call it
 

@@ -45,6 +45,8 @@ ROUNDINGS = 16
 class RootCell(FunctionCell):
     """`a z - b g(z, *args)`, whose equilibrium at `a = 1` is a root of `g` for any `b`."""
 
+    _step_name = "root.g"
+
     def inject(self, x: Sequence[Any]) -> list[Shared]:
         factors, *args = x
         return [Shared(factors), *super().inject(args)]
