@@ -170,7 +170,7 @@ def test_train_keeps_a_run_that_other_commands_can_use(run, capsys, tmp_path):
     assert f"equipoise resume {run}" in told(capsys)
 
     assert main(["evaluate", str(run)]) == 0
-    loss, accuracy, missed = capsys.readouterr().out.splitlines()
+    loss, accuracy, _, missed, *_ = capsys.readouterr().out.splitlines()
     assert loss.startswith("loss ")
     assert accuracy.endswith(" %")
     assert missed.endswith("of 359 samples did not reach the solver's tolerance")
@@ -200,8 +200,29 @@ def test_predict_takes_files_on_both_sides_of_an_option(run, capsys, tmp_path):
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert lines[0] == "file,label,probability,converged"
     assert [line.split(",")[0] for line in lines[1:]] == files
+    assert main(["predict", str(run), files[0], "--top", "3"]) == 0
+    titles, row = capsys.readouterr().out.splitlines()
+    assert titles == "file,label,probability,label_2,probability_2,label_3,probability_3,converged"
+    first, second, third = (float(row.split(",")[i]) for i in (2, 4, 6))
+    assert 1 >= first >= second >= third
+    assert main(["predict", str(run), files[0], "--top", "99"]) == 0  # all ten of them
+    assert capsys.readouterr().out.count("label") == 10
+    assert main(["predict", str(run), files[0], "--top", "0"]) == 2
+    assert "--top must be" in told(capsys)
     assert main(["predict", str(run), str(tmp_path / "none.png")]) == 2
     assert "none.png: is not there" in told(capsys)
+
+
+def test_evaluate_shows_the_scores_of_each_class(run, capsys):
+    capsys.readouterr()
+    assert main(["evaluate", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith("top-5 accuracy ")
+    assert lines[4].split() == ["class", "precision", "recall", "F1", "samples"]
+    assert [line.split()[0] for line in lines[5:]] == list("0123456789")
+    assert main(["evaluate", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(each["count"] for each in found["classes"].values()) == found["samples"]
 
 
 @pytest.mark.parametrize("kind", list_command.KINDS)
@@ -407,9 +428,10 @@ def test_evaluate_of_ruined_weights_is_a_numerical_failure(run, capsys, tmp_path
         warnings.simplefilter("always")
         assert main(["evaluate", str(copy)]) == 3
     out, err = capsys.readouterr()
-    assert out.splitlines() == [
+    assert out.splitlines()[:4] == [
         "loss nan",
         "accuracy 0.0 %",
+        "top-5 accuracy 0.0 %",
         "359 of 359 samples did not reach the solver's tolerance",
     ]
     assert err.endswith("359 solves met NaN or infinity; such samples count as wrong\n")

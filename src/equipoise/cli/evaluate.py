@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from equipoise.cli.command import DIVERGED, DONE, Command, add_run, count, print_json
+from equipoise.core import to_percent
+
+if TYPE_CHECKING:
+    from equipoise.engine import Evaluation
 
 __all__ = ["EVALUATE"]
+
+MAX_LISTED = 20  # classes whose scores are shown unasked
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -19,21 +28,30 @@ def add_arguments(parser: ArgumentParser) -> None:
         choices=("train", "val", "test"),
         help="which split of the data (default: the one that the run was tested on)",
     )
+    parser.add_argument(
+        "--classes",
+        action="store_true",
+        help=f"show scores of each class even if there are more than {MAX_LISTED}",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: Namespace) -> int:
     """Score a run."""
     from equipoise.engine import find_metric
-    from equipoise.runs import evaluate_run
+    from equipoise.runs import evaluate_run, open_run
 
+    run = open_run(arguments.folder)
     found = evaluate_run(arguments.folder, split=arguments.split, root=arguments.data_root)
+    classes = describe_classes(found, run.classes)
     if arguments.json:
-        print_json(found.to_dict())
+        print_json(found.to_dict() | ({"classes": classes} if classes else {}))
         return DONE
     for name, value in found.metrics.items():
         print(find_metric(name).describe(value))
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")
+    if classes and (arguments.classes or len(classes) <= MAX_LISTED):
+        _print_classes(classes)
     broken = found.status.get("NONFINITE", 0)
     if broken:
         print(
@@ -49,6 +67,25 @@ def run(arguments: Namespace) -> int:
             file=sys.stderr,
         )
     return DIVERGED if broken and broken == sum(found.status.values()) else DONE
+
+
+def describe_classes(found: Evaluation, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the scores of each class by its name; empty if there are none.
+
+    Args:
+        found: The scores.
+        names: Names of the classes.
+    """
+    return {name: asdict(score) for name, score in zip(names, found.per_class or (), strict=False)}
+
+
+def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
+    width = max(len(name) for name in (*classes, "class"))
+    print(f"{'class':{width}}  precision  recall     F1  samples")
+    for name, score in classes.items():
+        cells = (to_percent(score[key]) for key in ("precision", "recall", "f1"))
+        precision, recall, f1 = ("-" if "nan" in cell else f"{cell} %" for cell in cells)
+        print(f"{name:{width}}  {precision:>9}  {recall:>7}  {f1:>7}  {score['count']:>7,}")
 
 
 EVALUATE = Command(

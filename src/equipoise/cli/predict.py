@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from dataclasses import replace
 from pathlib import Path
 
 from equipoise.cli.command import BAD_INPUT, DONE, Command, add_run, count
 from equipoise.cli.failure import say_error
+from equipoise.core import require_count
 
 __all__ = ["PREDICT"]
 
@@ -16,6 +18,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add what `predict` takes."""
     add_run(parser)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what to predict for")
+    parser.add_argument(
+        "--top",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many classes to name, each with its probability (default: 1)",
+    )
     parser.add_argument("--out", type=Path, metavar="PATH", help="where to write the predictions")
 
 
@@ -24,10 +33,17 @@ def run(arguments: Namespace) -> int:
     from equipoise.data import DataError
     from equipoise.engine.inputs import read_inputs
     from equipoise.engine.predict import predict, write_predictions
+    from equipoise.engine.tasks import LabelAnswer
     from equipoise.runs import open_run
 
     run = open_run(arguments.folder)
     task, size = run.task, run.config.data.size or run.about.shape[1:]
+    require_count("--top", arguments.top)
+    if arguments.top > 1 and task.answer_type is not LabelAnswer:
+        raise ValueError(
+            f"--top must be 1 for the task {task.name!r}, which names no classes for a sample; "
+            f"got {arguments.top}."
+        )
     if task.writes_files and arguments.out is None:
         raise ValueError(f"--out must name a folder for the answers of a {task.name}; got none.")
     bad: list[DataError] = []
@@ -45,6 +61,14 @@ def run(arguments: Namespace) -> int:
         on_bad_file=tell_bad,
     )
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
+    shown = min(arguments.top, len(run.classes))
+    if shown > 1:
+        found = (
+            replace(each, answer=replace(each.answer, shown=shown))
+            if isinstance(each.answer, LabelAnswer)
+            else each
+            for each in found
+        )
     written = write_predictions(found, arguments.out, sys.stdout)
     if arguments.out is not None and arguments.out.exists():
         print(f"predictions: {arguments.out}", file=sys.stderr)

@@ -15,7 +15,7 @@ from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
-from equipoise.engine.tasks import Task, finite_samples
+from equipoise.engine.tasks import ClassScore, Task, finite_samples
 from equipoise.engine.totals import Totals
 
 __all__ = ["Evaluation", "autocast", "evaluate"]
@@ -34,6 +34,7 @@ class Evaluation:
         forward_steps: Steps of a solve, on average; `None` if the model has no equilibrium.
         confusion: How often which class (row) was taken for which (column), if the task has
             classes.
+        per_class: Precision, recall and F1 of each class, likewise.
     """
 
     metrics: dict[str, float | None]
@@ -43,6 +44,7 @@ class Evaluation:
     status: dict[str, int]
     forward_steps: float | None
     confusion: Tensor | None = field(default=None, repr=False)
+    per_class: list[ClassScore] | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, without the confusion matrix, as one level of plain values."""
@@ -139,6 +141,7 @@ def evaluate(
         status=line["forward_status"],
         forward_steps=line["forward_steps"],
         confusion=totals.score.confusion,
+        per_class=totals.score.per_class(),
     )
 
 

@@ -14,7 +14,7 @@ from equipoise.engine.tasks.cross_entropy import Classification, LanguageModelli
 from equipoise.engine.tasks.metric import Metric
 from equipoise.engine.tasks.regression import BinaryRegression, Regression
 from equipoise.engine.tasks.restoration import Restoration
-from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
+from equipoise.engine.tasks.score import Agreement, ClassScore, Labels, Mean, Overlap, Score
 from equipoise.engine.tasks.task import TASKS, Task, find_metric, finite_samples, make_task
 
 __all__ = [
@@ -22,10 +22,12 @@ __all__ = [
     "Agreement",
     "Answer",
     "BinaryRegression",
+    "ClassScore",
     "Classification",
     "FileAnswer",
     "ImageAnswer",
     "LabelAnswer",
+    "Labels",
     "LanguageModelling",
     "MaskAnswer",
     "Mean",

@@ -67,12 +67,17 @@ class LabelAnswer(RowAnswer):
     """A class.
 
     Args:
-        top: The most probable classes with their probabilities, the most probable first.
+        top: The classes with their probabilities, the most probable first.
+        shown: How many of them make a row, at most all.
     """
 
-    columns = ("label", "probability")
-
     top: tuple[tuple[str, float], ...]
+    shown: int = 1
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]  # as many as are shown
+        names = ("label", "probability")
+        return *names, *(f"{name}_{i}" for i in range(2, self.shown + 1) for name in names)
 
     @property
     def label(self) -> str:
@@ -85,7 +90,9 @@ class LabelAnswer(RowAnswer):
         return self.top[0][1]
 
     def cells(self) -> tuple[str, ...]:
-        return self.label, f"{self.probability:.6g}"
+        return tuple(
+            cell for label, value in self.top[: self.shown] for cell in (label, f"{value:.6g}")
+        )
 
 
 @final

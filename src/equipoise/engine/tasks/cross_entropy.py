@@ -17,13 +17,14 @@ from equipoise.data import Dataset
 from equipoise.engine.inputs import END
 from equipoise.engine.tasks.answer import Answer, LabelAnswer, MaskAnswer, TextAnswer
 from equipoise.engine.tasks.metric import Metric
-from equipoise.engine.tasks.score import Agreement, Mean, Overlap, Score
+from equipoise.engine.tasks.score import Labels, Mean, Overlap, Score
 from equipoise.engine.tasks.task import TASKS, Task, require_data, to_full_precision
 
 __all__ = ["ACCURACY", "Classification", "LanguageModelling", "Segmentation", "label_answers"]
 
 ACCURACY = Metric("accuracy", "Accuracy", "%")
-MAX_NAMED_CLASSES = 3  # classes named for each sample
+TOP5 = Metric("top5", "Top-5 accuracy", "%", label="top-5 accuracy")
+AUC = Metric("auc", "Area under the ROC curve", label="AUC")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class _CrossEntropy(Task):
 class Classification(_CrossEntropy):
     """One class for each sample, by cross-entropy; `accuracy` is the fraction that is right.
 
-    The probability of a class is its softmax.
+    Of more than five classes `top5` is the fraction whose class is among the five most probable
+    ones, and of two classes `auc` is the area under the ROC curve (see `Labels`). The probability
+    of a class is its softmax.
 
     Args:
         classes: How many there are.
@@ -108,7 +111,7 @@ class Classification(_CrossEntropy):
     """
 
     name = "classification"
-    metrics = (ACCURACY,)
+    metrics = (ACCURACY, TOP5, AUC)
     answer_type = LabelAnswer
     data_kinds = ("classification", "arrays")
 
@@ -125,7 +128,7 @@ class Classification(_CrossEntropy):
         return len(dataset.classes)
 
     def score(self) -> Score:
-        return Agreement(self.predict, self.classes, self.ignore)
+        return Labels(self.predict, self.classes, self.ignore)
 
     def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
         return label_answers(output.softmax(1), self.predict(output), classes)
@@ -252,7 +255,7 @@ class LanguageModelling(_CrossEntropy):
 
 
 def label_answers(probability: Tensor, best: Tensor, classes: Sequence[str]) -> list[Answer]:
-    """Return the most probable classes of each sample by name.
+    """Return the classes of each sample by name, the most probable first.
 
     Args:
         probability: Of each class, shape (batch, classes).
@@ -263,12 +266,10 @@ def label_answers(probability: Tensor, best: Tensor, classes: Sequence[str]) -> 
         raise ValueError(
             f"the model tells {probability.shape[1]} classes apart; {len(classes)} have names"
         )
-    top = (
-        probability.scatter(1, best[:, None], 2).topk(min(MAX_NAMED_CLASSES, len(classes))).indices
-    )
+    order = probability.scatter(1, best[:, None], 2).argsort(dim=1, descending=True, stable=True)
     return [
-        LabelAnswer(tuple((classes[i], float(row[i])) for i in ranked.tolist()))
-        for ranked, row in zip(top, probability, strict=True)
+        LabelAnswer(tuple((classes[i], row[i]) for i in ranked))
+        for ranked, row in zip(order.tolist(), probability.tolist(), strict=True)
     ]
 
 

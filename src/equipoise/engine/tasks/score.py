@@ -5,12 +5,33 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor
 
-__all__ = ["Agreement", "Errors", "Mean", "Overlap", "Score"]
+__all__ = ["Agreement", "ClassScore", "Errors", "Labels", "Mean", "Overlap", "Score"]
+
+BINS = 4096  # of log odds, for the area under the ROC curve
+MAX_BIN = 16.0  # what asinh(16 log odds) is cut to; log odds of 2.8e5
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """How well one class is told from the others; NaN where nothing was seen.
+
+    Attributes:
+        precision: Fraction of those found to be of the class that are.
+        recall: Fraction of those of the class that were found.
+        f1: The harmonic mean of both, `2 TP / (2 TP + FP + FN)`.
+        count: How many are of the class.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    count: int
 
 
 class Score(ABC):
@@ -39,6 +60,10 @@ class Score(ABC):
     @property
     def confusion(self) -> Tensor | None:
         """How often each class (rows) was taken for each (columns), int64; None if too many."""
+        return None
+
+    def per_class(self) -> list[ClassScore] | None:
+        """Return the scores of each class; None if there are no classes, or too many."""
         return None
 
     def sums(self) -> Tensor:
@@ -126,16 +151,22 @@ class Agreement(Score):
         predict: Turns outputs into classes.
         classes: How many there are.
         ignore: The target that does not count, if there is one.
+        more: How many sums a subclass adds, which come last.
     """
 
     largest: ClassVar[float] = 256  # classes with a matrix, which is added up in every step
 
     def __init__(
-        self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None
+        self,
+        predict: Callable[[Tensor], Tensor],
+        classes: int,
+        ignore: int | None,
+        more: int = 0,
     ) -> None:
         self._rows = classes if classes <= self.largest else 0
         # Right ones, all, and the matrix, whose last column counts outputs that are no answer.
-        super().__init__(2 + self._rows * (self._rows + 1))
+        self._cells = slice(2, 2 + self._rows * (self._rows + 1))
+        super().__init__(self._cells.stop + more)
         self._predict, self._ignore = predict, ignore
 
     def update(self, output: Tensor, target: Tensor) -> None:
@@ -151,8 +182,8 @@ class Agreement(Score):
         self._sums[0] += ((found == truth) & sound).sum().cpu()
         if self._rows:
             found = found.where(sound, self._rows)
-            self._sums[2:] += torch.bincount(
-                truth * (self._rows + 1) + found, minlength=len(self._sums) - 2
+            self._sums[self._cells] += torch.bincount(
+                truth * (self._rows + 1) + found, minlength=self._rows * (self._rows + 1)
             ).cpu()
 
     @property
@@ -164,7 +195,71 @@ class Agreement(Score):
 
     def _matrix(self) -> Tensor:
         """Counts of true classes (rows) and found ones (columns), the last one for no answer."""
-        return self._sums[2:].reshape(self._rows, self._rows + 1)
+        return self._sums[self._cells].reshape(self._rows, self._rows + 1)
+
+    def per_class(self) -> list[ClassScore] | None:
+        if not self._rows:
+            return None
+        matrix = self._matrix()
+        right, truth, found = matrix.diagonal(), matrix.sum(1), matrix[:, :-1].sum(0)
+        columns = (right / found, right / truth, 2 * right / (truth + found), truth)
+        return [
+            ClassScore(precision, recall, f1, int(count))
+            for precision, recall, f1, count in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+
+@final
+class Labels(Agreement):
+    """Scores of one class for each sample: `accuracy`, `top5` of more than five classes, or `auc`.
+
+    `auc` is of two classes the area under the ROC curve: the probability that the second class gets
+    higher odds in a sample that is of it than in one that is not (Hanley & McNeil, 1982). The log
+    odds are sorted into 4096 bins, and samples of one bin count as equal.
+
+    Args:
+        predict: As of `Agreement`.
+        classes: As of `Agreement`.
+        ignore: As of `Agreement`.
+    """
+
+    def __init__(
+        self, predict: Callable[[Tensor], Tensor], classes: int, ignore: int | None
+    ) -> None:
+        self._classes = classes
+        super().__init__(
+            predict, classes, ignore, more=1 if classes > 5 else 2 * BINS if classes == 2 else 0
+        )
+        self._more = slice(self._cells.stop, None)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        super().update(output, target)
+        if self._classes <= 5 and self._classes != 2:
+            return
+        output = output.detach()
+        counts = output.isfinite().all(dim=1)
+        if self._ignore is not None:
+            counts = counts & (target != self._ignore)
+        output, truth = output[counts].double(), target[counts].long()
+        if self._classes > 5:
+            best = output.topk(5).indices
+            self._sums[self._more] += (best == truth[:, None]).any(1).sum().cpu()
+            return
+        odds = (16 * (output[:, 1] - output[:, 0])).asinh().clamp(-MAX_BIN, MAX_BIN)
+        bins = ((odds + MAX_BIN) * ((BINS - 1) / (2 * MAX_BIN))).round().long()
+        self._sums[self._more] += torch.bincount(truth * BINS + bins, minlength=2 * BINS).cpu()
+
+    def compute(self) -> dict[str, float]:
+        found = super().compute()
+        if self._classes > 5:
+            found["top5"] = float(self._sums[self._more][0] / self._sums[1])
+        elif self._classes == 2:
+            first, second = self._sums[self._more].reshape(2, BINS)
+            below = first.cumsum(0) - first / 2  # those of the same bin count half
+            found["auc"] = float((second * below).sum() / (first.sum() * second.sum()))
+        return found
 
 
 @final

@@ -38,8 +38,9 @@ class Task(ABC):
 
     Attributes:
         name: The name under which it is registered.
-        metrics: What its score computes; the first one decides which of two models is better. A
-            name that a metric of another task has must mean the same metric.
+        metrics: What its score computes, as far as it applies to the data; the first one always
+            does, and decides which of two models is better. A name that a metric of another task
+            has must mean the same metric.
         answer_type: The kind of its answers.
         data_kinds: The kinds of data (`Dataset.task`) for which it is the task `auto`.
         reads_text: Whether predictions are for text files, and the classes are a vocabulary.
