@@ -337,6 +337,12 @@ def test_train_resumes_when_torchrun_starts_it_again(
     assert "--output must be given" in told(capsys)
 
 
+def test_train_makes_a_relative_data_folder_absolute(trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "digits", "data.root=mine", "--output", "run"]) == 0
+    assert trained.asked[-1][0].data.root == str(tmp_path / "mine")
+
+
 def test_demo_takes_a_new_folder_each_time(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "equipoise-demo").mkdir()

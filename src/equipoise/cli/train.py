@@ -45,9 +45,10 @@ def run(arguments: Namespace) -> int:
 
     config = load_config(arguments.source, arguments.settings)
     data = replace(config.data, download=config.data.download or arguments.download)
-    if arguments.data_root is not None:
+    root = data.root if arguments.data_root is None else arguments.data_root
+    if root:
         # Absolute, because the run may be resumed from another folder.
-        data = replace(data, root=os.path.abspath(arguments.data_root))
+        data = replace(data, root=os.path.abspath(os.path.expanduser(root)))
     folder: Path | None = arguments.output
     if folder is None:
         if "RANK" in os.environ:
