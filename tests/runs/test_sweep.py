@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.core import ConvergenceError
+from equipoise.cli import main
+from equipoise.core import ConvergenceError, SourceError
 from equipoise.engine import Summary
+from equipoise.report import SweepReport, SweptRun, render_sweep
 from equipoise.runs import dump_config, load_config
 from equipoise.runs import sweep as module
 from equipoise.runs.sweep import format_table, split_values, sweep
+from equipoise.runs.sweep_report import report_sweep
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -178,7 +181,11 @@ def test_sweep_name_of_a_folder_is_safe_and_short(tmp_path):
     names = {row["run"] for row in rows}
     assert "000-data.root=.._.._a_b" in names
     assert max(map(len, names)) <= 120
-    assert {path.name for path in (tmp_path / "s").iterdir()} == {*names, "sweep.csv"}
+    assert {path.name for path in (tmp_path / "s").iterdir()} == {
+        *names,
+        "sweep.csv",
+        "report.html",
+    }
 
 
 def test_sweep_runs_in_processes_of_their_own(tmp_path):
@@ -253,3 +260,70 @@ def test_sweep_on_a_real_ray_gives_what_local_processes_give(tmp_path):
     assert [(row["run"], row["score"], row["loss"]) for row in rows] == [
         (row["run"], row["score"], row["loss"]) for row in local
     ]
+
+
+@pytest.mark.usefixtures("here")
+def test_sweep_page_compares_settings_over_seeds(tmp_path):
+    """Scores are a tenth of the seed; seed 3 fails."""
+    folder = tmp_path / "rates"
+    grid = {"optimizer.learning_rate": ["1e-3", "1e-2"], "train.seed": ["1", "2", "3", "5"]}
+    sweep("digits", SMALL, grid, folder)
+    page = (folder / "report.html").read_text().replace("\u202f", " ")
+    assert "<h1>Sweep rates</h1>" in page
+    assert "opteq-digits on digits" in page
+    # 10, 20 and 50 %, of which the deviation is 20.82
+    cells = ["3 of 4", "26.67 %", "20.82 %", "50.00 %", "10.00 %"]
+    row = "".join(f"<td>{cell}</td>" for cell in cells)
+    assert page.count(row) == 2
+    assert "10 steps in a row were skipped" in page
+    assert page.count("<td>diverged</td>") == 2
+    assert "best test accuracy, mean of 3 seeds" in page
+
+
+@pytest.mark.usefixtures("here")
+def test_sweep_page_draws_the_curves_of_runs_and_their_mean(tmp_path):
+    folder = tmp_path / "s"
+    sweep("digits", SMALL, {"train.seed": ["1", "2"]}, folder)
+    for run, scores in zip(sorted(folder.glob("0*")), ([0.5, 0.7, 0.9], [0.3, 0.5]), strict=True):
+        lines = [
+            {"kind": "epoch", "epoch": k, "step": 2 * k, "test": {"accuracy": score}}
+            for k, score in enumerate(scores)
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = report_sweep(folder).read_text()
+    # up to the last epoch that both have
+    assert "Accuracy, test (%) by epoch: all runs from 40.00 to 60.00." in page
+    assert "each seed" in page
+    (folder / "000-train.seed=1" / "metrics.jsonl").write_text("no JSON\n" * 3)
+    assert "all runs from 30.00 to 50.00." in report_sweep(folder).read_text()
+
+
+def test_sweep_page_of_one_run_for_each_setting_is_ordered_by_score():
+    runs = [
+        SweptRun(f"{k:03d}", {"task.loss": str(k)}, "finished", metric="rmse", score=score)
+        for k, score in enumerate([0.3, 0.1, 0.2])
+    ]
+    page = render_sweep(SweepReport("s", runs=runs))
+    assert "Mean and deviation" not in page
+    assert '<dd class="value">0.1</dd><dd class="more">task.loss=1</dd>' in page
+
+
+@pytest.mark.parametrize("text", ["run\n../other\n", "name\nx\n", "run\nx,y\n", "run\n\n/etc\n"])
+def test_sweep_page_of_a_table_that_names_no_runs_is_refused(tmp_path, text):
+    (tmp_path / "sweep.csv").write_text(text)
+    with pytest.raises(SourceError, match="must name a folder of the sweep"):
+        report_sweep(tmp_path)
+
+
+def test_sweep_page_of_hostile_names_is_harmless():
+    harm = "<script>alert(1)</script>"
+    run = SweptRun(harm, {harm: harm}, harm, harm, harm, 0.5, reason=harm)
+    page = render_sweep(SweepReport(harm, harm, [run, SweptRun("x", score=float("inf"))]))
+    assert "<script" not in page
+    assert "Sweep" not in render_sweep(SweepReport("none"))
+
+
+def test_sweep_is_reported_again_by_the_command(tmp_path, capsys):
+    (tmp_path / "sweep.csv").write_text("run,train.seed,status,split,metric,score\n000,1,finished,")
+    assert main(["report", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'report.html'}\n"

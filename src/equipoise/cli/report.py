@@ -16,10 +16,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Write the page about a run."""
+    """Write the page about a run or a sweep."""
     from equipoise.runs import report_run
+    from equipoise.runs.sweep_report import is_sweep, report_sweep
 
-    path = report_run(arguments.folder)
+    make = report_sweep if is_sweep(arguments.folder) else report_run
+    path = make(arguments.folder)
     print(path)
     if arguments.open:
         import webbrowser
@@ -29,7 +31,7 @@ def run(arguments: Namespace) -> int:
 
 
 REPORT = Command(
-    "Write a page about a run, and print where it is.",
+    "Write a page about a run or a sweep, and print where it is.",
     "equipoise report runs/first",
     add_arguments,
     run,

@@ -44,6 +44,9 @@ def run(arguments: Namespace) -> int:
     except KeyboardInterrupt as error:
         raise Interrupted.after(error, "interrupted; resume with the same command") from error
     print(format_table(rows))
+    report = arguments.output / "report.html"
+    if report.exists():  # a warning has said why it does not
+        print(f"report: {report}")
     statuses = {row["status"] for row in rows}
     return DIVERGED if "diverged" in statuses else BAD_INPUT if "failed" in statuses else DONE
 

@@ -1,4 +1,4 @@
-"""A page about a training run."""
+"""Pages about training runs and sweeps."""
 
 from equipoise.report.content import (
     Mistake,
@@ -9,6 +9,7 @@ from equipoise.report.content import (
     Survey,
 )
 from equipoise.report.page import render_report
+from equipoise.report.sweep import SweepReport, SweptRun, render_sweep
 
 __all__ = [
     "Mistake",
@@ -17,5 +18,8 @@ __all__ = [
     "SolvePath",
     "SolveSpread",
     "Survey",
+    "SweepReport",
+    "SweptRun",
     "render_report",
+    "render_sweep",
 ]

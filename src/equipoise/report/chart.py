@@ -104,6 +104,7 @@ class Chart:
         x: What the steps are called.
         log: Whether the axis of the values is logarithmic; only positive ones are drawn then.
         rule: A value to compare with.
+        faint: What its faint curves are.
     """
 
     title: str
@@ -112,6 +113,7 @@ class Chart:
     x: str = "step"
     log: bool = False
     rule: Rule | None = None
+    faint: str = "each logged step"
 
 
 def draw(chart: Chart, number: int) -> str:
@@ -127,7 +129,7 @@ def draw(chart: Chart, number: int) -> str:
         return ""
     words = _summary(chart, [(line.name, y) for line, y in drawn if line.kind != "faint"])
     svg = embed_svg(_plot_chart(chart, drawn), f"c{number}", words, PAINT)
-    legend = render_legend([line for line, _ in drawn], chart.rule)
+    legend = render_legend([line for line, _ in drawn], chart.rule, chart.faint)
     missing = max(int((~np.isfinite(y)).sum()) for _, y in drawn)
     note = ""
     if missing:
@@ -272,13 +274,13 @@ def _summary(chart: Chart, ends: Sequence[tuple[str, np.ndarray]]) -> str:
     return f"{chart.title} ({chart.unit}) by {chart.x}: {'; '.join(parts)}{rule}."
 
 
-def render_legend(lines: Sequence[Line], rule: Rule | None) -> str:
+def render_legend(lines: Sequence[Line], rule: Rule | None, faint: str = "") -> str:
     """Return the names of lines beside what they look like; empty for a single one."""
     entries = [(_legend_key(line), line.name) for line in lines if line.kind != "faint"]
     if any(line.kind == "faint" for line in lines):
         zigzag = "M0 6L4 3L9 8L13 2L17 7L22 4"
         key = f'<path d="{zigzag}" stroke="{PAINT[TEXT]}" opacity="0.6"/>'
-        entries.append((key, "each logged step"))
+        entries.append((key, faint))
     if rule:
         look = f'stroke="{PAINT[TEXT]}" stroke-width="1.4" stroke-dasharray="4 3"'
         entries.append((f'<path d="M0 5H22" {look}/>', rule.name))

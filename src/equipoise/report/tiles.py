@@ -22,7 +22,7 @@ from equipoise.report.format import (
 from equipoise.report.markup import escape
 from equipoise.report.score import HELD_OUT, find_scores
 
-__all__ = ["render_tiles"]
+__all__ = ["Tile", "render_tile", "render_tiles"]
 
 MANY_SAMPLES = 5000  # from which on a second decimal of a percentage means something
 
@@ -41,11 +41,16 @@ def render_tiles(report: RunReport) -> str:
     tiles = [*_score_tiles(report), *_missed_tiles(report)]
     tiles += _unfinished_tiles(report) if report.summary is None else _summary_tiles(report.summary)
     tiles += _speed_tiles(report)
-    return "".join(
+    return "".join(render_tile(tile) for tile in tiles)
+
+
+def render_tile(tile: Tile) -> str:
+    """Return a tile as HTML; empty if it has no number."""
+    if tile.value == DASH:
+        return ""
+    return (
         f'<div><dt>{escape(tile.name)}</dt><dd class="value">{escape(tile.value)}</dd>'
         f'<dd class="more">{escape(tile.detail)}</dd></div>\n'
-        for tile in tiles
-        if tile.value != DASH
     )
 
 

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -181,9 +181,19 @@ def _load(group: Group, data: DataConfig) -> Samples:
 
 
 def _show(folder: Path) -> None:
-    """Write the page about the run; that it cannot be made fails no run that is over."""
+    """Write the page about the run."""
+    try_report(folder, lambda: report_run(folder))
+
+
+def try_report(folder: Path, make: Callable[[], object]) -> None:
+    """Write a page; that it cannot be made fails no run that is over.
+
+    Args:
+        folder: What it is about.
+        make: Writes it.
+    """
     try:
-        report_run(folder)
+        make()
     except OSError:  # a full disk, say, which is not the page's fault
         raise
     except Exception as error:  # a model's own certificate or problem may raise anything
@@ -191,7 +201,7 @@ def _show(folder: Path) -> None:
         warnings.warn(
             f"the report could not be made ({reason}); try again with: equipoise report {folder}",
             ReportWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

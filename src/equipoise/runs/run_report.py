@@ -22,7 +22,7 @@ from equipoise.runs.samples import load_part
 from equipoise.runs.saved_run import open_run
 from equipoise.runs.survey import survey_samples
 
-__all__ = ["BAD_SAMPLES", "read_json", "report_run"]
+__all__ = ["BAD_SAMPLES", "describe_run", "read_json", "report_run"]
 
 BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
 
@@ -70,7 +70,7 @@ def report_run(folder: Path) -> Path:
     environment = read_json(folder / "environment.json") or {}
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
-        subtitle=_subtitle(environment, config.data.root),
+        subtitle=describe_run(environment, config.data.root),
         config=settings,
         environment=environment,
         steps=[line for line in lines if line.get("kind") == "step"],
@@ -89,8 +89,13 @@ def report_run(folder: Path) -> Path:
     return path
 
 
-def _subtitle(environment: Mapping[str, Any], root: str) -> str:
-    """When a run was started, and where its data are."""
+def describe_run(environment: Mapping[str, Any], root: str) -> str:
+    """Return when a run was started, and where its data are.
+
+    Args:
+        environment: What it ran on.
+        root: The folder of its data.
+    """
     parts = []
     try:
         started = datetime.fromisoformat(str(environment.get("started")))

@@ -33,7 +33,8 @@ from equipoise.core import (
 from equipoise.engine import find_metric
 from equipoise.runs.build import DATA_OPTIONS
 from equipoise.runs.config import Config, load_config, same_run
-from equipoise.runs.run import train_run
+from equipoise.runs.run import train_run, try_report
+from equipoise.runs.sweep_report import report_sweep
 
 __all__ = ["format_table", "split_values", "sweep"]
 
@@ -53,7 +54,7 @@ def sweep(
 
     Each run has a process and a folder of its own. Runs that are finished are left alone, and those
     that were stopped are resumed, so a sweep can be repeated until it is complete. A run that fails
-    does not stop the others. `sweep.csv` holds the rows.
+    does not stop the others. `sweep.csv` holds the rows, and `report.html` compares the runs.
 
     Args:
         source: As of `load_config`.
@@ -84,6 +85,7 @@ def sweep(
         rows.append({"run": run.name, **runs[run][1], **outcome})
         print(f"{len(rows)}/{len(calls)}  {run.name}: {_describe(outcome)}", flush=True)
         write_atomically(folder / "sweep.csv", _csv(_sorted(rows)))
+    try_report(folder, lambda: report_sweep(folder))
     return _sorted(rows)
 
 
