@@ -33,6 +33,7 @@ from equipoise.runs import run as run_module
 from equipoise.runs import survey as survey_module
 from equipoise.runs.build import make_transforms, resolve, try_out
 from equipoise.runs.closeup import Trained
+from equipoise.runs.environment import describe_environment
 from equipoise.runs.run import ReportWarning
 from equipoise.runs.samples import load_samples
 from equipoise.runs.survey import survey_samples
@@ -517,7 +518,7 @@ def test_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch, kind):
 )
 def test_environment_names_the_command_as_it_can_be_repeated(monkeypatch, program, expected):
     monkeypatch.setattr("sys.argv", [program, "train", "digits"])
-    assert run_module.environment(1)["command"] == expected
+    assert describe_environment(1)["command"] == expected
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from equipoise.runs.run import resume_run, train_run
 from equipoise.runs.run_report import report_run
 from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
+from equipoise.runs.trainer_report import report_trainer
 
 __all__ = [
     "Config",
@@ -26,6 +27,7 @@ __all__ = [
     "open_run",
     "parse_config",
     "report_run",
+    "report_trainer",
     "resume_run",
     "train_run",
 ]

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shlex
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 
 from equipoise.core import (
@@ -41,6 +34,7 @@ from equipoise.models import require_model
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, dump_config, load_config, same_run
+from equipoise.runs.environment import describe_environment
 from equipoise.runs.initial_weights import load_initial_weights
 from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
 from equipoise.runs.samples import Samples, load_samples
@@ -271,35 +265,7 @@ def _write_beginning(
         # be resumed.
         write_atomically(folder / "config.toml", dump_config(config))
     if read_json(folder / "environment.json") is None:
-        write_json(folder / "environment.json", environment(world))
-
-
-def environment(world: int) -> dict[str, Any]:
-    """Return what a run ran on.
-
-    Args:
-        world: Number of processes.
-    """
-    return {
-        "equipoise": version("equipoise"),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "processes": world,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([_program(sys.argv[0]), *sys.argv[1:]]),
-    }
-
-
-def _program(path: str) -> str:
-    """The name of a program; `python -m equipoise` is told as a file of the package."""
-    name = Path(path).name
-    return "equipoise" if name == "__main__.py" else name
+        write_json(folder / "environment.json", describe_environment(world))
 
 
 def write_json(path: Path, values: dict[str, Any]) -> None:

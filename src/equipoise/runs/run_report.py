@@ -22,7 +22,7 @@ from equipoise.runs.samples import load_part
 from equipoise.runs.saved_run import open_run
 from equipoise.runs.survey import survey_samples
 
-__all__ = ["BAD_SAMPLES", "describe_run", "read_json", "report_run"]
+__all__ = ["BAD_SAMPLES", "describe_run", "look_at", "read_json", "report_run"]
 
 BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
 
@@ -35,6 +35,12 @@ def report_run(folder: Path) -> Path:
     Args:
         folder: Where the run is kept.
     """
+    if (folder / "metrics.jsonl").exists() and not (folder / "config.toml").exists():
+        raise SourceError(
+            folder,
+            "has no config.toml, so it was trained from Python. Write its page there, where its "
+            "model and data are known, with equipoise.runs.report_trainer.",
+        )
     config = load_config(folder)
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     summary = read_json(folder / "summary.json")
@@ -62,11 +68,7 @@ def report_run(folder: Path) -> Path:
         except DataError:
             samples = None
         if samples is not None and len(samples):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", BadSampleWarning)  # the page lists them
-                solves = trace_solves(trained, samples)
-                shown = show_samples(trained, samples)
-                found = survey_samples(trained, samples)
+            solves, shown, found = look_at(trained, samples)
     environment = read_json(folder / "environment.json") or {}
     report = RunReport(
         title=f"{config.model.name} on {config.data.name}",
@@ -87,6 +89,24 @@ def report_run(folder: Path) -> Path:
     path = folder / "report.html"
     write_atomically(path, render_report(report))
     return path
+
+
+def look_at(
+    trained: Trained, samples: Dataset
+) -> tuple[list[SolvePath], list[ShownSample], Survey]:
+    """Return what a page shows of the samples that a model is scored on.
+
+    Args:
+        trained: The model.
+        samples: The samples, at least one.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BadSampleWarning)  # the page lists them
+        return (
+            trace_solves(trained, samples),
+            show_samples(trained, samples),
+            survey_samples(trained, samples),
+        )
 
 
 def describe_run(environment: Mapping[str, Any], root: str) -> str:

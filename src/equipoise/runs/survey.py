@@ -61,7 +61,8 @@ def survey_samples(trained: Trained, samples: Dataset) -> Survey:
     return Survey(
         seen,
         len(samples),
-        samples.split,
+        # of the training data, only what was held out is scored
+        "validation" if samples.split == "train" else samples.split,
         solves,
         wrong=len(mistakes) if has_labels else None,
         mistakes=mistakes[:MAX_MISTAKES],
