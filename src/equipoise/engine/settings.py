@@ -35,6 +35,10 @@ class TrainConfig:
         accumulate: Parts in which each process computes the gradient of a step, one after another,
             for batches that do not fit in memory. The result is that of the whole batch up to
             rounding, except that batch normalisation sees each part by itself.
+        evaluate_every: Epochs between two evaluations; the weights that are kept are scored in the
+            end in any case.
+        evaluate_samples: How many samples are scored after an epoch, drawn once; all are scored in
+            the end. 0 scores all each time.
         evaluate_batch: Samples in each batch of an evaluation, in each process.
         seed: The seed of everything random: the initial weights, the order of the data, and so on.
         clip: Largest norm of the gradient of all weights together; longer ones are scaled down. 0
@@ -42,8 +46,8 @@ class TrainConfig:
         precision: What autocast may compute in.
         ema: Decay of the running average of the weights, which is evaluated and kept in place of
             the last weights; 0 keeps no average.
-        patience: Epochs without a better score on the held-out samples after which the run stops; 0
-            never stops early.
+        patience: Evaluations without a better score on the held-out samples after which the run
+            stops; 0 never stops early.
         failures: Steps skipped in a row, because a solve diverged or something was not finite,
             after which the run stops.
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
@@ -76,6 +80,8 @@ class TrainConfig:
     epochs: int = 10
     batch: int = 128
     accumulate: int = 1
+    evaluate_every: int = 1
+    evaluate_samples: int = 0
     evaluate_batch: int = 256
     seed: int = 0
     clip: float = 0.0
@@ -93,10 +99,11 @@ class TrainConfig:
     tensorboard: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "evaluate_batch", "failures", "log_every"):
+        for name in ("epochs", "batch", "accumulate", "evaluate_every", "evaluate_batch"):
             require_count(f"train.{name}", getattr(self, name))
-        require_count("train.checkpoint_keep", self.checkpoint_keep)
-        for name in ("patience", "checkpoint_steps"):
+        for name in ("failures", "log_every", "checkpoint_keep"):
+            require_count(f"train.{name}", getattr(self, name))
+        for name in ("evaluate_samples", "patience", "checkpoint_steps"):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)
         require_whole("train.threads", self.threads, MAX_THREADS)

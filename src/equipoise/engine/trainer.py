@@ -31,6 +31,7 @@ from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.run_folder import RunFolder, run_identity
 from equipoise.engine.run_state import RunState
+from equipoise.engine.scorer import Scorer
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor, operator_norms
 from equipoise.engine.step import Step, Stepper, Verdict
@@ -67,7 +68,7 @@ class Trainer:
         model: What to train.
         task: What it is trained for.
         train: The samples to learn from.
-        test: The samples to score after each epoch.
+        test: The samples to score after epochs.
         held_out: Whether `test` was held out of the training data; early stopping needs that.
         settings: How the run goes.
         optimizer: Which optimiser.
@@ -133,6 +134,14 @@ class Trainer:
             self.settings, self.optimizer_settings, self.schedule, self.train, self.test
         )
         self.store = RunFolder(folder, self.state, self.group, self.settings, identity)
+        self.scorer = Scorer(
+            self.store,
+            self.settings,
+            task.metric,
+            test,
+            "validation" if held_out else "test",
+            train.about(),
+        )
         self.notes, self.blow_up = RepeatedNotes(self.progress.note), BlowUp()
         self.began = False
         self.started = 0.0
@@ -180,6 +189,7 @@ class Trainer:
                 if position.epoch < settings.epochs and group.any(stop_requested()):
                     raise self._interrupted()
             self.state.finish()
+            self.scorer.finish(self.evaluate)
             return self._summary()
 
     def _train_epoch(self, log: MetricLog) -> None:
@@ -309,12 +319,10 @@ class Trainer:
     # The end of an epoch and of the run.
 
     def _end_epoch(self, log: MetricLog) -> None:
-        """Score the test samples, keep the weights if better, and write the line of the epoch."""
-        position, split = self.position, "validation" if self.held_out else "test"
-        line = self.state.epoch.line()
+        """Score the weights, keep them if they are to be kept, and write the line of the epoch."""
+        position, line = self.position, self.state.epoch.line()
         with self.average.applied() if self.average else nullcontext():
-            scores = self.evaluate(self.test) if self.test is not None else None
-            self._keep_if_better(scores, split)
+            scores = self.scorer.end_epoch(self.evaluate)
             norms = operator_norms(self.model)
         position.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = self._elapsed() - position.epoch_seconds
@@ -326,7 +334,7 @@ class Trainer:
             "step": position.step,
             "learning_rate": self._rate(position.step - 1),
             "train": position.train,
-            **({split: scores.to_dict()} if scores else {}),
+            **scores,
             **{key: line[key] for key in solves},
             "skipped": position.epoch_skipped,
             "operator_norms": norms,
@@ -338,28 +346,6 @@ class Trainer:
         self.state.past.load(self.state.past.vector + self.state.epoch.vector)
         self.state.epoch.clear()
         position.count_epoch(seconds)
-
-    def _keep_if_better(self, scores: Evaluation | None, split: str) -> None:
-        """Keep the present weights, unless only the best are kept and these are not."""
-        position, metric = self.position, self.task.metric
-        better = position.judge(
-            scores.metrics[metric.name] if scores else None, higher=metric.higher_is_better
-        )
-        if not (better or not self.settings.patience or not position.test):
-            return
-        position.test = scores.to_dict() if scores else {}
-        position.confusion = (
-            scores.confusion.tolist() if scores and scores.confusion is not None else None
-        )
-        if self.settings.patience:
-            self.state.keep()
-        about = {
-            "epoch": position.epoch + 1,
-            "step": position.step,
-            split: position.test,
-            "data": self.train.about(),
-        }
-        self.store.write_weights(self.model.state_dict(), about)
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
         """Score a data set with the present weights, as after each epoch.

@@ -130,9 +130,9 @@ def _format_speed(speed: float) -> str:
 
 
 def _final_values(report: RunReport, split: str) -> Mapping[str, Any]:
-    """The metrics of a split at the end, or of the last epoch while the run is under way."""
-    last = report.epochs[-1] if report.epochs else None
-    return submapping(report.summary, split) or submapping(last, split)
+    """The metrics of a split at the end, or when they were last known while the run is going on."""
+    known = (submapping(line, split) for line in reversed(report.epochs))
+    return submapping(report.summary, split) or next((each for each in known if each), {})
 
 
 def _sum_finite(values: Iterable[float]) -> float:

@@ -1,0 +1,103 @@
+"""Scores after epochs, and the weights that are kept by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from equipoise.data import Dataset
+from equipoise.engine.evaluate import Evaluation
+from equipoise.engine.run_folder import RunFolder
+from equipoise.engine.settings import TrainConfig
+from equipoise.engine.tasks import Metric
+
+__all__ = ["Scorer"]
+
+Evaluate = Callable[[Dataset], Evaluation]
+
+
+class Scorer:
+    """Scores a model after epochs, and keeps the weights to use.
+
+    With `TrainConfig.evaluate_samples` it scores some of the samples after epochs, always the same,
+    and all of them once in the end.
+
+    Args:
+        store: The folder of the run and what the run must remember.
+        settings: How often to score, and how many samples.
+        metric: Which of two models is better.
+        dataset: What to score, if anything.
+        split: What that is called.
+        about: What is known of the training data, to keep with the weights.
+    """
+
+    def __init__(
+        self,
+        store: RunFolder,
+        settings: TrainConfig,
+        metric: Metric,
+        dataset: Dataset | None,
+        split: str,
+        about: dict[str, Any],
+    ) -> None:
+        self.store, self.state, self.position = store, store.state, store.state.position
+        self.settings, self.metric, self.about = settings, metric, about
+        self.dataset, self.split = dataset, split
+        count = settings.evaluate_samples
+        self.sample: Dataset | None = None  # what is scored after epochs, if not all
+        if dataset is not None and 0 < count < len(dataset):
+            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
+            self.sample = dataset.select_rows(order[:count].sort().values)
+
+    def is_due(self, epoch: int) -> bool:
+        """Return whether an epoch ends with an evaluation.
+
+        Args:
+            epoch: Which, counted from 0.
+        """
+        return self.dataset is not None and (epoch + 1) % self.settings.evaluate_every == 0
+
+    def end_epoch(self, evaluate: Evaluate) -> dict[str, Any]:
+        """Score the present weights if that is due, and keep them unless only the best are kept.
+
+        Args:
+            evaluate: Scores a data set with the present weights.
+
+        Returns:
+            The scores by the name of the split; empty if it was not due.
+        """
+        position, scores, better = self.position, None, False
+        if self.dataset is not None and self.is_due(position.epoch):
+            scores = evaluate(self.dataset if self.sample is None else self.sample)
+            better = position.judge(
+                scores.metrics[self.metric.name], higher=self.metric.higher_is_better
+            )
+        if better or not self.settings.patience or not self.state.kept:
+            self._remember(scores)
+            if self.settings.patience:
+                self.state.keep()
+            about = {
+                "epoch": position.epoch + 1,
+                "step": position.step,
+                self.split: position.test,
+                "data": self.about,
+            }
+            self.store.write_weights(self.state.model.state_dict(), about)
+        return {self.split: scores.to_dict()} if scores else {}
+
+    def finish(self, evaluate: Evaluate) -> None:
+        """Score the weights that are kept on all samples, where that was not done after an epoch.
+
+        Args:
+            evaluate: Scores a data set with those weights.
+        """
+        if self.dataset is not None and (self.sample is not None or not self.position.test):
+            self._remember(evaluate(self.dataset))
+
+    def _remember(self, scores: Evaluation | None) -> None:
+        """Note the scores of the weights that are kept."""
+        confusion = scores.confusion if scores else None
+        self.position.test = scores.to_dict() if scores else {}
+        self.position.confusion = None if confusion is None else confusion.tolist()
