@@ -33,6 +33,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="start from the weights of CONFIG, the folder of a run; a head for other classes is "
         "new",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="build everything, make one step, say what it costs, and write nothing",
+    )
     add_quiet(parser)
 
 
@@ -65,6 +70,18 @@ def run(arguments: Namespace) -> int:
             for setting in arguments.settings
         )
         config = start_from(config, Path(arguments.source), given)
+    if arguments.dry_run:
+        from equipoise.runs.dry_run import dry_run
+
+        try:
+            cost = dry_run(config, arguments.output)
+        except SourceError:
+            raise  # it says itself which file or folder is wrong
+        except ValueError as error:
+            raise SourceError(arguments.source, error) from error
+        if os.environ.get("RANK", "0") == "0":
+            print(cost)
+        return DONE
     return train_and_tell(
         folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet)
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 import warnings
@@ -15,6 +14,7 @@ from typing import Any, Self, TextIO, final
 
 from equipoise.core import ConvergenceWarning, RepeatedNotes
 from equipoise.engine.log import NOT_SCORES
+from equipoise.engine.pace import describe_duration
 from equipoise.engine.tasks import find_metric
 
 __all__ = ["Progress", "make_progress", "shown_by"]
@@ -68,7 +68,7 @@ class Progress(ABC):
             for part in ("validation", "test")
             for score in _scores(line.get(part))
         ]
-        parts += [*_solver(line), *_troubles(line), _duration(line.get("seconds"))]
+        parts += [*_solver(line), *_troubles(line), describe_duration(line.get("seconds"))]
         self.note("   ".join(part for part in parts if part))
 
     @abstractmethod
@@ -99,7 +99,8 @@ class Progress(ABC):
         made = step - self._first
         if made <= 0 or step >= self._steps:
             return ""
-        return f"{_duration((time.monotonic() - self._began) / made * (self._steps - step))} left"
+        pace = (time.monotonic() - self._began) / made
+        return f"{describe_duration(pace * (self._steps - step))} left"
 
 
 @final
@@ -272,22 +273,6 @@ def _troubles(line: Mapping[str, Any]) -> list[str]:
         if missed:
             troubles.append(f"{missed} of {sum(ends.values())} {way} not converged")
     return troubles + ([f"{line['skipped']} skipped"] if line.get("skipped") else [])
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return (
-        f"{hours} h {minutes:02d} min"
-        if hours
-        else f"{minutes} min {rest:02d} s"
-        if minutes
-        else f"{rest} s"
-    )
 
 
 def _printable(text: str) -> str:

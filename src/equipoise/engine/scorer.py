@@ -59,6 +59,17 @@ class Scorer:
         """
         return self.dataset is not None and (epoch + 1) % self.settings.evaluate_every == 0
 
+    def evaluations(self, epochs: int) -> int:
+        """Return how many evaluations there are in a run.
+
+        Args:
+            epochs: Its length.
+        """
+        if self.dataset is None:
+            return 0
+        after, last = divmod(epochs, self.settings.evaluate_every)
+        return after + bool(last or self.sample is not None)
+
     def end_epoch(self, evaluate: Evaluate) -> dict[str, Any]:
         """Score the present weights if that is due, and keep them unless only the best are kept.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from enum import IntEnum
 from pathlib import Path
@@ -175,7 +176,7 @@ class Trainer:
             stack.enter_context(self.solves.listening())
             stack.enter_context(interruptible())
             stack.enter_context(uninterrupted())
-            self.progress.start(settings.epochs, self.steps, position.step, self._title())
+            self.progress.start(settings.epochs, self.steps, position.step, self.title())
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
             while position.epoch < settings.epochs and not (
@@ -197,17 +198,7 @@ class Trainer:
         settings, position, group = self.settings, self.position, self.group
         samples, busy = 0, 0.0  # since the last line of metrics
         batch_start = time.monotonic()
-        for x, y in batches(
-            self.train,
-            self.local_batch,
-            settings.seed,
-            position.epoch,
-            transform=self.transform,
-            rank=group.rank,
-            world=group.world,
-            # more processes may leave out the last, short batch
-            start=min(position.batch, self.steps_per_epoch),
-        ):
+        for x, y in self.epoch_batches():
             line = self._step(x.to(group.device), y.to(group.device))
             seconds = time.monotonic() - batch_start
             samples += len(x) * group.world
@@ -228,6 +219,20 @@ class Trainer:
                     raise self._interrupted()
             batch_start = time.monotonic()
 
+    def epoch_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return the batches of the present epoch that are not learnt from yet."""
+        return batches(
+            self.train,
+            self.local_batch,
+            self.settings.seed,
+            self.position.epoch,
+            transform=self.transform,
+            rank=self.group.rank,
+            world=self.group.world,
+            # more processes may leave out the last, short batch
+            start=min(self.position.batch, self.steps_per_epoch),
+        )
+
     def _wish(self) -> Wish:
         """Return what all processes do after this step: they must agree."""
         own = Wish.CONTINUE
@@ -238,8 +243,8 @@ class Trainer:
             own = Wish.SAVE
         return Wish(int(self.group.max(float(own))))
 
-    def _title(self) -> str:
-        """What is trained on what, in one line."""
+    def title(self) -> str:
+        """Return what is trained on what, in one line."""
         name = getattr(self.model, "name", type(self.model).__name__)
         parameters = count_parameters(self.model)["total"]
         where = f", kept in {self.folder}" if self.folder else ""
@@ -262,7 +267,7 @@ class Trainer:
 
     def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
-        step = self.stepper.compute(x, y, self._rate(self.position.step))
+        step = self.stepper.compute(x, y, self.learning_rate(self.position.step))
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
         return self._record(step, verdict)
@@ -310,8 +315,12 @@ class Trainer:
             "skipped": skipped,
         }
 
-    def _rate(self, step: int) -> float:
-        """Return the learning rate of a step."""
+    def learning_rate(self, step: int) -> float:
+        """Return the learning rate of a step.
+
+        Args:
+            step: Its number, from 0.
+        """
         return self.optimizer_settings.learning_rate * self.schedule.factor(
             step, self.steps, self.steps_per_epoch
         )
@@ -332,7 +341,7 @@ class Trainer:
             "kind": "epoch",
             "epoch": position.epoch,
             "step": position.step,
-            "learning_rate": self._rate(position.step - 1),
+            "learning_rate": self.learning_rate(position.step - 1),
             "train": position.train,
             **scores,
             **{key: line[key] for key in solves},

@@ -24,6 +24,7 @@ from equipoise.core import (
 from equipoise.data import BadSamples, read_bad_samples
 from equipoise.engine import (
     Group,
+    Progress,
     Summary,
     Trainer,
     make_progress,
@@ -40,7 +41,7 @@ from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
 from equipoise.runs.samples import Samples, load_samples
 from equipoise.runs.sections import DataConfig
 
-__all__ = ["resume_run", "train_run"]
+__all__ = ["check_folder", "open_group", "prepare", "resume_run", "train_run"]
 
 
 class ReportWarning(UserWarning):
@@ -74,35 +75,11 @@ def train_run(
     require_model("model.name", config.model.name)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
-    with interruptible(), _group(config) as group:
+    with interruptible(), open_group(config) as group:
         resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
-        samples = _load(group, config.data)
-        config = resolve(config, samples.train)
-        model = make_model(config)
-        task = config.task.make(samples.train)
-        transform, plain = make_transforms(config.data, samples.train)
-        try_out(model, task, samples.watched, plain)
         progress = make_progress(quiet=quiet or not group.is_main)
-        if config.model.weights and not _has_checkpoints(folder):
-            new = load_initial_weights(model, Path(config.model.weights))
-            rest = f"; new are {', '.join(new)}" if new else ""
-            progress.note(f"starting from the weights of {config.model.weights}{rest}")
-        trainer = Trainer(
-            model,
-            task,
-            samples.train,
-            samples.watched,
-            held_out=samples.watched is not samples.test,
-            settings=config.train,
-            optimizer=config.optimizer,
-            schedule=config.schedule,
-            transform=transform,
-            test_transform=plain,
-            folder=folder,
-            group=group,
-            progress=progress,
-        )
-        group.on_main(folder, lambda: _check_folder(folder, resume=resume))
+        trainer, samples, config = prepare(config, folder, group, progress)
+        group.on_main(folder, lambda: check_folder(folder, resume=resume))
         with trainer.store.hold() as lock:
             if resume and (folder / "config.toml").exists() and not _has_checkpoints(folder):
                 trainer.progress.note(
@@ -119,6 +96,48 @@ def train_run(
             if samples.bad is not None:
                 _list_bad_samples(samples.bad, folder, group)
             return _train(trainer, samples, folder, resume=resume)
+
+
+def prepare(
+    config: Config, folder: Path | None, group: Group, progress: Progress
+) -> tuple[Trainer, Samples, Config]:
+    """Build all that a config asks for, and write nothing.
+
+    Args:
+        config: What to do.
+        folder: Where the run will be kept, if anywhere.
+        group: The processes that train together.
+        progress: Where to show how it goes.
+
+    Returns:
+        The run, its samples, and the config with what it left to the data.
+    """
+    samples = _load(group, config.data)
+    config = resolve(config, samples.train)
+    model = make_model(config)
+    task = config.task.make(samples.train)
+    transform, plain = make_transforms(config.data, samples.train)
+    try_out(model, task, samples.watched, plain)
+    if config.model.weights and not (folder and _has_checkpoints(folder)):
+        new = load_initial_weights(model, Path(config.model.weights))
+        rest = f"; new are {', '.join(new)}" if new else ""
+        progress.note(f"starting from the weights of {config.model.weights}{rest}")
+    trainer = Trainer(
+        model,
+        task,
+        samples.train,
+        samples.watched,
+        held_out=samples.watched is not samples.test,
+        settings=config.train,
+        optimizer=config.optimizer,
+        schedule=config.schedule,
+        transform=transform,
+        test_transform=plain,
+        folder=folder,
+        group=group,
+        progress=progress,
+    )
+    return trainer, samples, config
 
 
 def _list_bad_samples(bad: BadSamples, folder: Path, group: Group) -> None:
@@ -200,8 +219,12 @@ def try_report(folder: Path, make: Callable[[], object]) -> None:
 
 
 @contextmanager
-def _group(config: Config) -> Iterator[Group]:
-    """The processes that train together, closed in the end."""
+def open_group(config: Config) -> Iterator[Group]:
+    """Start the processes that train together, and close them in the end.
+
+    Args:
+        config: What they train.
+    """
     wanted = config.train.device
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
@@ -223,8 +246,13 @@ def _group(config: Config) -> Iterator[Group]:
         group.close()
 
 
-def _check_folder(folder: Path, *, resume: bool) -> None:
-    """Raise unless a folder holds this run or nothing; a lock or a partial file is nothing."""
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Raise unless a folder holds this run or nothing; a lock or a partial file is nothing.
+
+    Args:
+        folder: The folder.
+        resume: Whether it may hold a run.
+    """
     if folder.exists() and not folder.is_dir():
         raise SourceError(folder, "must be a folder; it is a file.")
     if (folder / "config.toml").exists():
@@ -245,7 +273,7 @@ def _has_checkpoints(folder: Path) -> bool:
 def _write_beginning(
     folder: Path, config: Config, *, resume: bool, changed: bool, world: int
 ) -> None:
-    _check_folder(folder, resume=resume)  # again, since nobody else writes here any more
+    check_folder(folder, resume=resume)  # again, since nobody else writes here any more
     here = (folder / "config.toml").exists()
     if here and changed:
         require_resumable(folder, config)

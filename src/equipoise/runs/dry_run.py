@@ -1,0 +1,66 @@
+"""A run that is tried out: everything is built, a step is made, and nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from equipoise.core import ConvergenceError, interruptible
+from equipoise.engine import Trainer, make_progress
+from equipoise.engine.pace import describe_duration
+from equipoise.engine.step_cost import StepCost, measure_step
+from equipoise.models import require_model
+from equipoise.runs.config import Config
+from equipoise.runs.run import check_folder, open_group, prepare
+
+__all__ = ["dry_run"]
+
+
+def dry_run(config: Config, folder: Path | None = None) -> str:
+    """Build all of a run, make a step, and return what a step and the run cost, in words.
+
+    A step that would be skipped raises a `ConvergenceError` that says why.
+
+    Args:
+        config: What to do.
+        folder: Where the run would be kept, which must be new or empty.
+    """
+    require_model("model.name", config.model.name)  # first, as in `train_run`
+    if folder is not None:
+        check_folder(folder, resume=False)
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    with interruptible(), open_group(config) as group:
+        trainer, _, _ = prepare(config, None, group, make_progress(quiet=True))
+        cost = measure_step(trainer)
+    if cost.skip_reason:
+        raise ConvergenceError(f"the first steps would be skipped: {cost.skip_reason}")
+    return "\n".join(_describe(trainer, cost))
+
+
+def _describe(trainer: Trainer, cost: StepCost) -> Iterator[str]:
+    settings = trainer.settings
+    yield trainer.title()
+    parts = f" in {settings.accumulate} parts" if settings.accumulate > 1 else ""
+    yield (
+        f"a step of {min(settings.batch, len(trainer.train)):,} samples{parts}: "
+        f"{_short(cost.seconds)}, the first {_short(cost.first_seconds)}; loss {cost.loss:.4g}"
+    )
+    scored = trainer.scorer.sample or trainer.test
+    if scored is not None:
+        yield f"an evaluation of {len(scored):,} samples: {_short(cost.evaluation_seconds)}"
+    if cost.memory is not None:
+        of = "tensors on the GPU" if trainer.group.device.type == "cuda" else "this process"
+        yield f"memory of {of}: {cost.memory / 2**20:,.0f} MiB at its peak"
+    yield (
+        f"the run: {trainer.steps:,} steps in {settings.epochs:,} epochs, about "
+        f"{describe_duration(cost.run_seconds(trainer))}"
+    )
+    yield "nothing was written"
+
+
+def _short(seconds: float) -> str:
+    """A time, in milliseconds if it is less than a second."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.9995 else describe_duration(seconds)
