@@ -81,7 +81,7 @@ def test_last_evaluation_that_is_interrupted_is_made_on_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make(tmp_path, evaluate_samples=7)
-    evaluate = Trainer.evaluate
+    evaluate = Trainer._evaluate
 
     def stop(self: Trainer, dataset: Any) -> Any:
         if len(dataset) == 20:
@@ -89,7 +89,7 @@ def test_last_evaluation_that_is_interrupted_is_made_on_resume(
         return evaluate(self, dataset)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "evaluate", stop)
+        patch.setattr(Trainer, "_evaluate", stop)
         with pytest.raises(Interrupted):
             trainer.fit()
     assert make(tmp_path, evaluate_samples=7).fit(resume=True).test == make().fit().test

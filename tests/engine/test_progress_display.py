@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from equipoise.engine import progress as module
+from equipoise.engine.pace import Pace
 from equipoise.engine.progress import (
     LiveProgress,
     PlainProgress,
@@ -58,7 +59,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
 @pytest.fixture
@@ -114,51 +115,48 @@ def test_quiet_display_writes_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_epoch_line_reads_well() -> None:
-    expected = (
-        "epoch  3/10   loss 0.1234   accuracy 96.1 %   test accuracy 95.2 %   steps "
-        "6.5 forward, 4.0 backward   12 s\n"
-    )
+    expected = "epoch  3/10  loss 0.1234  accuracy 96.1 %  test 95.2 %  steps 6.5+4.0  12 s\n"
     assert shown(EPOCH) == expected
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"validation": {"accuracy": 1.0}}, "validation accuracy 100.0 %"),
-        ({"validation": {"accuracy": 0.9996}}, "validation accuracy 99.9 %"),
-        ({"train": {"loss": 3.0, "perplexity": 20.0855}}, "loss 3   perplexity 20.09"),
+        ({"validation": {"accuracy": 1.0}}, "val 100.0 %"),
+        ({"validation": {"accuracy": 0.9996}}, "val 99.9 %"),
+        ({"train": {"loss": 3.0, "perplexity": 20.0855}}, "loss 3  perplexity 20.09"),
         ({"train": {"psnr": 31.4159}}, "PSNR 31.42 dB"),
         (
             {"train": {"miou": 0.51234, "macc": 0.6, "aacc": 0.7}},
-            "mIoU 51.2 %   mAcc 60.0 %   aAcc 70.0 %",
+            "mIoU 51.2 %  mAcc 60.0 %  aAcc 70.0 %",
         ),
-        ({"train": {"loss": math.nan, "accuracy": math.nan}}, "loss nan   accuracy nan   "),
-        ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf   PSNR inf   "),
-        ({"train": {"loss": None, "accuracy": 0.5}}, "epoch  3/10   accuracy 50.0 %   "),
+        ({"train": {"loss": math.nan, "accuracy": math.nan}}, "loss nan  accuracy nan  "),
+        ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf  PSNR inf  "),
+        ({"train": {"loss": None, "accuracy": 0.5}}, "epoch  3/10  accuracy 50.0 %  "),
         ({"train": {"own_score": 1234567.0}}, "own_score 1.235e+06"),
         ({"test": None, "forward_steps": None}, "accuracy 96.1 %   steps 4.0 backward   12 s"),
         (
             {"forward_steps": None, "backward_steps": None, "seconds": None},
             "test accuracy 95.2 %\n",
         ),
-        ({"forward_steps": math.nan}, "steps nan forward, 4.0 backward"),
+        ({"forward_steps": math.nan}, "steps nan+4.0"),
         ({"skipped": 3}, "3 skipped"),
         (
             {"backward_status": {"CONVERGED": 90, "MAX_STEPS": 8, "STALLED": 2}},
             "10 of 100 backward not converged",
         ),
         ({"seconds": 0.04}, "0.0 s\n"),
-        ({"seconds": 9.96}, "   10 s\n"),
-        ({"seconds": 59.6}, "   1 min 00 s\n"),
-        ({"seconds": 185}, "   3 min 05 s\n"),
-        ({"seconds": 3600 * 30 + 62}, "   30 h 01 min\n"),
+        ({"seconds": 9.96}, "  10 s\n"),
+        ({"seconds": 59.6}, "  1 min 00 s\n"),
+        ({"seconds": 185}, "  3 min 05 s\n"),
+        ({"seconds": 3600 * 30 + 62}, "  30 h 01 min\n"),
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(value),
 )
 def test_epoch_line_shows_each_number_in_its_way(change: dict[str, Any], expected: str) -> None:
     text = shown({**EPOCH, **change})
     assert expected in text
-    assert len(text.splitlines()) == 1
+    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_epoch_line_with_hardly_anything_is_short() -> None:
@@ -172,15 +170,56 @@ def test_plain_display_writes_within_long_epochs_only(clock: Clock) -> None:
     for step in range(101, 201):
         clock.now += 1.0
         display.step(step, 1, {**VALUES, "failed": step // 150, "skipped": 2})
-    facts, solver = "loss 0.5   accuracy 75.0 %", "steps 6.5 forward, 4.0 backward"
+    facts = "loss 0.5  accuracy 75.0 %"
     assert stream.getvalue().splitlines() == [
         "a run",
-        f"epoch  2/10   step 130/1000   {facts}   2 skipped   {solver}   14 min 30 s left",
-        f"epoch  2/10   step 160/1000   {facts}   1 failed   2 skipped   {solver}   14 min 00 "
-        "s left",
-        f"epoch  2/10   step 190/1000   {facts}   1 failed   2 skipped   {solver}   13 min 30 "
-        "s left",
+        f"epoch  2/10  step 130/1000  {facts}  2 skipped  steps 6.5+4.0",
+        "             14 min 30 s left",
+        f"epoch  2/10  step 160/1000  {facts}  1 failed  2 skipped",
+        "             steps 6.5+4.0  14 min 00 s left",
+        f"epoch  2/10  step 190/1000  {facts}  1 failed  2 skipped",
+        "             steps 6.5+4.0  13 min 30 s left",
     ]
+
+
+def test_plain_display_shows_how_far_a_long_evaluation_is(clock: Clock) -> None:
+    stream = io.StringIO()
+    display = make_progress(stream=stream)
+    display.start(2, 20, scored=2000, batch=100)
+    for step in range(1, 11):
+        clock.now += 1.0
+        display.step(step, 0, VALUES)
+    for done in range(0, 1001, 100):
+        display.evaluate(done, 1000)
+        clock.now += 20.0
+    # Ten steps of a second, 700 samples of this evaluation and 1,000 of the next at 0.2 seconds.
+    assert stream.getvalue().splitlines()[1] == (
+        "epoch 1/2   evaluating 300/1,000 samples   5 min 50 s left"
+    )
+
+
+def test_time_left_expects_evaluations_before_the_first(clock: Clock) -> None:
+    pace = Pace(20, 0, scored=1000, batch=100)
+    assert pace.left() is None
+    clock.now += 10.0
+    pace.step(10)
+    assert pace.left() == pytest.approx(10 + 1000 / 100 / 2)
+    clock.now += 30.0
+    pace.evaluate(500)
+    assert pace.left() == pytest.approx(10 + 500 * 30 / 500)
+    pace.evaluate(500)
+    clock.now += 10.0
+    pace.step(20)
+    assert pace.left() == pytest.approx(30)
+
+
+def test_live_display_shows_an_evaluation_by_itself(clock: Clock) -> None:
+    stream = Terminal()
+    with make_progress(stream=stream) as display:
+        clock.now += 10
+        display.evaluate(300, 1000)
+    assert "evaluating 300/1,000 samples" in seen(stream)
+    assert "epoch" not in seen(stream)
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["plain", "live"])
@@ -212,7 +251,7 @@ def test_live_display_shows_the_run(clock: Clock) -> None:
             "backward" in picture
         )
         display.epoch(2, EPOCH)
-    assert "epoch  3/10   loss 0.1234   accuracy 96.1 %   test accuracy 95.2 %" in seen(stream)
+    assert "epoch  3/10  loss 0.1234  accuracy 96.1 %  test 95.2 %" in seen(stream)
     assert stream.getvalue().endswith("\x1b[2K")  # the bar is gone, the lines stay
     assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
 

@@ -335,7 +335,7 @@ class Monitor(SilentProgress):
         self.notes: list[str] = []
         self.trainer: Trainer | None = None
 
-    def start(self, epochs, steps, first_step=0, title="") -> None:
+    def start(self, epochs, steps, first_step=0, title="", **pace) -> None:
         self.keep()
 
     def step(self, step, epoch, values) -> None:

@@ -38,11 +38,17 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Score a run."""
-    from equipoise.engine import find_metric
+    from equipoise.engine import find_metric, make_progress
     from equipoise.runs import evaluate_run, open_run
 
     run = open_run(arguments.folder)
-    found = evaluate_run(arguments.folder, split=arguments.split, root=arguments.data_root)
+    with make_progress() as progress:
+        found = evaluate_run(
+            arguments.folder,
+            split=arguments.split,
+            root=arguments.data_root,
+            on_batch=progress.evaluate,
+        )
     classes = describe_classes(found, run.classes)
     if arguments.json:
         print_json(found.to_dict() | ({"classes": classes} if classes else {}))

@@ -67,7 +67,7 @@ def evaluate(
     transform: Transform | None = None,
     group: Group | None = None,
     precision: Precision = "float32",
-    on_batch: Callable[[], None] | None = None,
+    on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Score a model on a data set; its mode and its weights stay as they are.
 
@@ -84,7 +84,8 @@ def evaluate(
         transform: What is done to each batch.
         group: The processes that score together; by default this one alone.
         precision: Of what autocast may run lower than float32.
-        on_batch: Called before each batch.
+        on_batch: Called before each batch and in the end, with how many samples of all processes
+            are scored, and how many there are.
     """
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
@@ -110,7 +111,7 @@ def evaluate(
                 if number < common and group.any(stop_requested()):
                     raise interruption()
                 if on_batch is not None:
-                    on_batch()
+                    on_batch(min(number * batch * group.world, len(dataset)), len(dataset))
                 if not len(x):  # all its samples are bad
                     continue
                 solves.clear()
@@ -129,6 +130,8 @@ def evaluate(
                 score.update(output, y)
     finally:
         model.train(training)
+    if on_batch is not None:
+        on_batch(len(dataset), len(dataset))
     totals.add_score(score)
     totals.load(group.sum(totals.vector))
     samples, missed, nonfinite = (int(value) for value in group.sum(counted))

@@ -13,9 +13,8 @@ from types import TracebackType
 from typing import Any, Self, TextIO, final
 
 from equipoise.core import ConvergenceWarning, RepeatedNotes
-from equipoise.engine.log import NOT_SCORES
-from equipoise.engine.pace import describe_duration
-from equipoise.engine.tasks import find_metric
+from equipoise.engine.pace import Pace, describe_duration
+from equipoise.engine.progress_line import describe_epoch, describe_step, fit_line, printable
 
 __all__ = ["Progress", "make_progress", "shown_by"]
 
@@ -27,10 +26,18 @@ class Progress(ABC):
     """The display of a run."""
 
     def __init__(self) -> None:
-        self._epochs = self._steps = self._first = 0
-        self._began = self._shown = 0.0
+        self._epochs, self._shown, self._pace = 0, time.monotonic(), Pace()
 
-    def start(self, epochs: int, steps: int, first_step: int = 0, title: str = "") -> None:
+    def start(
+        self,
+        epochs: int,
+        steps: int,
+        first_step: int = 0,
+        title: str = "",
+        *,
+        scored: int = 0,
+        batch: int = 1,
+    ) -> None:
         """Begin.
 
         Args:
@@ -38,11 +45,29 @@ class Progress(ABC):
             steps: Of the whole run.
             first_step: Steps that were made before, in a run that is resumed.
             title: A line to begin with.
+            scored: Samples that evaluations will score from now on, for the time that is left.
+            batch: Samples in each step.
         """
-        self._epochs, self._steps, self._first = epochs, steps, first_step
-        self._began = self._shown = time.monotonic()
+        self._epochs, self._pace = epochs, Pace(steps, first_step, scored, batch)
+        self._shown = time.monotonic()
         if title:
             self.note(title)
+
+    def evaluate(self, done: int, total: int, epoch: int = 0) -> None:
+        """Tell of an evaluation under way, after an epoch of a run or by itself.
+
+        Args:
+            done: How many samples are scored.
+            total: How many there are.
+            epoch: The last epoch, counted from 0.
+        """
+        self._pace.evaluate(done)
+        if done < total:
+            self._show_evaluation(done, total, epoch)
+
+    def _show_evaluation(self, done: int, total: int, epoch: int) -> None:
+        """Show how far an evaluation is."""
+        return
 
     @abstractmethod
     def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
@@ -62,14 +87,9 @@ class Progress(ABC):
             epoch: Which, counted from 0.
             line: Its line of metrics.
         """
-        parts = [self._count(epoch), *_scores(line.get("train"), loss=True)]
-        parts += [
-            f"{part} {score}"
-            for part in ("validation", "test")
-            for score in _scores(line.get(part))
-        ]
-        parts += [*_solver(line), *_troubles(line), describe_duration(line.get("seconds"))]
-        self.note("   ".join(part for part in parts if part))
+        count = self._count(epoch)
+        short = [count, *describe_epoch(line, short=True)]
+        self.note(fit_line([count, *describe_epoch(line)], short, len(count) + 2))
 
     @abstractmethod
     def note(self, text: str) -> None:
@@ -91,16 +111,15 @@ class Progress(ABC):
         self.stop()
 
     def _count(self, epoch: int) -> str:
-        width = len(str(self._epochs))
-        return f"epoch {epoch + 1:{width}d}/{self._epochs}"
-
-    def _left(self, step: int) -> str:
-        """Say how long the rest will take at the pace of this run so far."""
-        made = step - self._first
-        if made <= 0 or step >= self._steps:
+        if not self._epochs:  # an evaluation by itself
             return ""
-        pace = (time.monotonic() - self._began) / made
-        return f"{describe_duration(pace * (self._steps - step))} left"
+        width = len(str(self._epochs))
+        return f"epoch {min(epoch + 1, self._epochs):{width}d}/{self._epochs}"
+
+    def _left(self) -> str:
+        """Say how long the rest will take at the pace of this run so far."""
+        left = describe_duration(self._pace.left() or None)
+        return f"{left} left" if left else ""
 
 
 @final
@@ -127,18 +146,20 @@ class PlainProgress(Progress):
         self._stream = stream
 
     def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+        self._pace.step(step)
         if time.monotonic() - self._shown >= PAUSE:
-            parts = [
-                self._count(epoch),
-                f"step {step}/{self._steps}",
-                *_facts(values),
-                self._left(step),
-            ]
-            self.note("   ".join(part for part in parts if part))
+            count = self._count(epoch)
+            facts = describe_step(values, short=True)
+            parts = [f"step {step}/{self._pace.steps}", *facts, self._left()]
+            self.note(fit_line([count, *parts], indent=len(count) + 2))
+
+    def _show_evaluation(self, done: int, total: int, epoch: int) -> None:
+        if time.monotonic() - self._shown >= PAUSE:
+            self.note(fit_line([self._count(epoch), _evaluated(done, total), self._left()]))
 
     def note(self, text: str) -> None:
         self._shown = time.monotonic()
-        print(_printable(text), file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
 
 @final
@@ -166,30 +187,35 @@ class LiveProgress(Progress):
             redirect_stdout=sys.stdout.isatty(),
         )
 
-    def start(self, epochs: int, steps: int, first_step: int = 0, title: str = "") -> None:
-        super().start(epochs, steps, first_step, title)
-        self._live.start()
-
     def step(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
-        now = time.monotonic()
-        if now - self._shown >= FRAME or step >= self._steps:
-            self._shown = now
-            self._draw(step, epoch, values)
+        self._pace.step(step)
+        steps = self._pace.steps
+        if self._frame_is_due() or step >= steps:
+            self._draw(step, steps, epoch, [self._left(), *describe_step(values)])
+
+    def _show_evaluation(self, done: int, total: int, epoch: int) -> None:
+        if self._frame_is_due():
+            self._draw(done, total, epoch, [_evaluated(done, total), self._left()])
+
+    def _frame_is_due(self) -> bool:
+        return time.monotonic() - self._shown >= FRAME
 
     def note(self, text: str) -> None:
-        self._console.print(_printable(text))
+        self._console.print(printable(text))
 
     def stop(self) -> None:
         self._live.stop()
 
-    def _draw(self, step: int, epoch: int, values: Mapping[str, Any]) -> None:
+    def _draw(self, done: int, total: int, epoch: int, parts: list[str]) -> None:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        facts = "   ".join(part for part in (self._left(step), *_facts(values)) if part)
+        self._shown = time.monotonic()
+        self._live.start()  # unless it is
+        facts = "   ".join(part for part in parts if part)
         bar = ProgressBar(
-            total=max(self._steps, 1), completed=step, width=24 if self._console.width > 120 else 10
+            total=max(total, 1), completed=done, width=24 if self._console.width > 120 else 10
         )
         row = Table.grid(padding=(0, 1))
         row.add_column(no_wrap=True)
@@ -216,22 +242,6 @@ def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress
     )
 
 
-def _facts(values: Mapping[str, Any]) -> list[str]:
-    """Say what is known of a step."""
-    troubles = [f"{values[name]:.0f} {name}" for name in ("failed", "skipped") if values.get(name)]
-    return [*_scores(values, loss=True), *troubles, *_solver(values)]
-
-
-def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str]:
-    """Name the scores, and first the loss if wanted."""
-    numbers = {
-        name: value for name, value in (values or {}).items() if isinstance(value, int | float)
-    }
-    names = ["loss"] if loss and "loss" in numbers else []
-    names += [name for name in numbers if name not in NOT_SCORES]
-    return [find_metric(name).describe(numbers[name]) for name in names]
-
-
 @contextmanager
 def shown_by(progress: Progress, notes: RepeatedNotes) -> Iterator[None]:
     """Show warnings about solves as lines of a display; a silent display leaves them as they are.
@@ -255,28 +265,5 @@ def shown_by(progress: Progress, notes: RepeatedNotes) -> Iterator[None]:
         yield
 
 
-def _solver(values: Mapping[str, Any]) -> list[str]:
-    steps = [
-        f"{values[f'{way}_steps']:.1f} {way}"
-        for way in ("forward", "backward")
-        if values.get(f"{way}_steps") is not None
-    ]
-    return [f"steps {', '.join(steps)}"] if steps else []
-
-
-def _troubles(line: Mapping[str, Any]) -> list[str]:
-    """Say what went wrong in an epoch."""
-    troubles = []
-    for way in ("forward", "backward"):
-        ends = line.get(f"{way}_status") or {}
-        missed = sum(count for name, count in ends.items() if name != "CONVERGED")
-        if missed:
-            troubles.append(f"{missed} of {sum(ends.values())} {way} not converged")
-    return troubles + ([f"{line['skipped']} skipped"] if line.get("skipped") else [])
-
-
-def _printable(text: str) -> str:
-    """Show control characters by their codes: they would move the cursor or change colours."""
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text
-    )
+def _evaluated(done: int, total: int) -> str:
+    return f"evaluating {done:,}/{total:,} samples"

@@ -59,16 +59,18 @@ class Scorer:
         """
         return self.dataset is not None and (epoch + 1) % self.settings.evaluate_every == 0
 
-    def evaluations(self, epochs: int) -> int:
-        """Return how many evaluations there are in a run.
+    def samples_left(self, epochs: int) -> int:
+        """Return how many samples are scored from now to the end of a run.
 
         Args:
             epochs: Its length.
         """
         if self.dataset is None:
             return 0
-        after, last = divmod(epochs, self.settings.evaluate_every)
-        return after + bool(last or self.sample is not None)
+        every = self.settings.evaluate_every
+        after = epochs // every - self.position.epoch // every
+        last = len(self.dataset) if self.sample is not None or epochs % every else 0
+        return after * len(self.dataset if self.sample is None else self.sample) + last
 
     def end_epoch(self, evaluate: Evaluate) -> dict[str, Any]:
         """Score the present weights if that is due, and keep them unless only the best are kept.

@@ -23,7 +23,7 @@ class StepCost:
     Attributes:
         first_seconds: Time of the first step, in which memory is found and code is loaded.
         seconds: Time of a step after it, with the time to load its samples.
-        evaluation_seconds: Time that an evaluation will take; 0 if nothing is scored.
+        sample_seconds: Time to score a sample; 0 if nothing is scored.
         memory: Bytes that this process had at its peak: on a GPU those of tensors, else all; `None`
             where the system does not tell.
         loss: The loss of the first step.
@@ -32,7 +32,7 @@ class StepCost:
 
     first_seconds: float
     seconds: float
-    evaluation_seconds: float
+    sample_seconds: float
     memory: int | None
     loss: float
     skip_reason: str
@@ -43,7 +43,7 @@ class StepCost:
         Args:
             trainer: The run.
         """
-        scoring = trainer.scorer.evaluations(trainer.settings.epochs) * self.evaluation_seconds
+        scoring = trainer.scorer.samples_left(trainer.settings.epochs) * self.sample_seconds
         return self.first_seconds + (trainer.steps - 1) * self.seconds + scoring
 
 
@@ -79,19 +79,19 @@ def measure_step(trainer: Trainer) -> StepCost:
             if len(times) == 2 or reason:
                 break
             start = time.monotonic()
-        scoring = 0.0 if reason else _evaluation_seconds(trainer)
+        scoring = 0.0 if reason else _sample_seconds(trainer)
     return StepCost(times[0], times[-1], scoring, _peak_memory(group.device), losses[0], reason)
 
 
-def _evaluation_seconds(trainer: Trainer) -> float:
-    """How long an evaluation takes, from one batch of it."""
-    dataset = trainer.scorer.sample or trainer.test
+def _sample_seconds(trainer: Trainer) -> float:
+    """How long a sample of an evaluation takes, from one batch."""
+    dataset = trainer.test
     if dataset is None or not len(dataset):
         return 0.0
     count = min(len(dataset), trainer.settings.evaluate_batch * trainer.group.world)
     start = time.monotonic()
     trainer.evaluate(dataset.select_rows(range(count)))
-    return (time.monotonic() - start) * len(dataset) / count
+    return (time.monotonic() - start) / count
 
 
 def _peak_memory(device: torch.device) -> int | None:

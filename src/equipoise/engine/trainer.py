@@ -176,7 +176,14 @@ class Trainer:
             stack.enter_context(self.solves.listening())
             stack.enter_context(interruptible())
             stack.enter_context(uninterrupted())
-            self.progress.start(settings.epochs, self.steps, position.step, self.title())
+            self.progress.start(
+                settings.epochs,
+                self.steps,
+                position.step,
+                self.title(),
+                scored=self.scorer.samples_left(settings.epochs),
+                batch=settings.batch,
+            )
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
             while position.epoch < settings.epochs and not (
@@ -190,7 +197,7 @@ class Trainer:
                 if position.epoch < settings.epochs and group.any(stop_requested()):
                     raise self._interrupted()
             self.state.finish()
-            self.scorer.finish(self.evaluate)
+            self.scorer.finish(self._evaluate)
             return self._summary()
 
     def _train_epoch(self, log: MetricLog) -> None:
@@ -331,7 +338,7 @@ class Trainer:
         """Score the weights, keep them if they are to be kept, and write the line of the epoch."""
         position, line = self.position, self.state.epoch.line()
         with self.average.applied() if self.average else nullcontext():
-            scores = self.scorer.end_epoch(self.evaluate)
+            scores = self.scorer.end_epoch(self._evaluate)
             norms = operator_norms(self.model)
         position.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = self._elapsed() - position.epoch_seconds
@@ -362,6 +369,14 @@ class Trainer:
         Args:
             dataset: What to score.
         """
+        with self.progress:
+            return self._evaluate(dataset)
+
+    def _evaluate(self, dataset: Dataset) -> Evaluation:
+        def on_batch(done: int, total: int) -> None:
+            self.store.refresh()
+            self.progress.evaluate(done, total, self.position.epoch)
+
         settings, cpu = self.settings, self.group.device.type == "cpu"
         with flush_denormals() if settings.flush_denormals and cpu else nullcontext():
             try:
@@ -373,7 +388,7 @@ class Trainer:
                     transform=self.test_transform,
                     group=self.group,
                     precision=settings.precision,
-                    on_batch=self.store.refresh,
+                    on_batch=on_batch,
                 )
             except Interrupted as error:
                 raise self._interrupted() from error

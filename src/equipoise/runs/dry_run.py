@@ -50,7 +50,8 @@ def _describe(trainer: Trainer, cost: StepCost) -> Iterator[str]:
     )
     scored = trainer.scorer.sample or trainer.test
     if scored is not None:
-        yield f"an evaluation of {len(scored):,} samples: {_short(cost.evaluation_seconds)}"
+        seconds = len(scored) * cost.sample_seconds
+        yield f"an evaluation of {len(scored):,} samples: {_short(seconds)}"
     if cost.memory is not None:
         of = "tensors on the GPU" if trainer.group.device.type == "cuda" else "this process"
         yield f"memory of {of}: {cost.memory / 2**20:,.0f} MiB at its peak"

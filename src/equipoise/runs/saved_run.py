@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,13 @@ def certify_run(folder: Path) -> dict[str, Certificate]:
         raise SourceError(folder / "model.safetensors", error) from error
 
 
-def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = None) -> Evaluation:
+def evaluate_run(
+    folder: Path,
+    *,
+    split: str | None = None,
+    root: str | None = None,
+    on_batch: Callable[[int, int], None] | None = None,
+) -> Evaluation:
     """Score the weights that a run kept.
 
     Args:
@@ -107,6 +114,7 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
         split: Which split of the data; by default what the run itself scored in the end. `train` is
             what it learnt from, and `val` what it held out, if it did.
         root: The folder with the data, if it is another one than in training.
+        on_batch: As of `evaluate`.
     """
     run = open_run(folder)
     data = run.config.data if root is None else replace(run.config.data, root=root)
@@ -124,6 +132,7 @@ def evaluate_run(folder: Path, *, split: str | None = None, root: str | None = N
         batch=train.evaluate_batch,
         transform=run.transform,
         precision=train.precision,
+        on_batch=on_batch,
     )
 
 
