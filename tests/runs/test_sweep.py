@@ -14,8 +14,9 @@ from equipoise.engine import Summary
 from equipoise.report import SweepReport, SweptRun, render_sweep
 from equipoise.runs import dump_config, load_config
 from equipoise.runs import sweep as module
-from equipoise.runs.sweep import format_table, split_values, sweep
+from equipoise.runs.sweep import split_values, sweep
 from equipoise.runs.sweep_report import report_sweep
+from equipoise.runs.sweep_table import format_table
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -119,23 +120,41 @@ def test_sweep_goes_on_after_a_failure_and_tells_it(tmp_path):
     assert rows[1]["reason"] == "10 steps in a row were skipped"
     assert "data.root must hold the files" in (tmp_path / "s" / "sweep.csv").read_text()
     first, *rest = format_table(rows).splitlines()
-    assert first.split() == [
-        *(
-            "run",
-            "train.seed",
-            "status",
-            "split",
-            "metric",
-            "score",
-            "loss",
-            "missed",
-            "epochs",
-            "seconds",
-            "reason",
-        )
+    assert first.split("  ")[:3] == ["run", "seed", "status"]
+    assert first.split()[3:] == ["test", "accuracy", "loss", "missed", "epochs", "seconds"]
+    assert rest[0].split()[:4] == ["002", "1", "finished", "0.1"]
+    assert rest[-1].startswith(f"{rows[-1]['run'][:3]}: ")
+    assert "000: 10 steps in a row were skipped" in rest
+
+
+def test_sweep_table_fits_a_terminal_however_long_its_settings_are():
+    keys = ("optimizer.learning_rate", "model.options.tolerance", "model.options.solver")
+    rows = [
+        {
+            "run": f"{number:03d}-x",
+            **dict.fromkeys(keys, f"value-{number}"),
+            "data.root": "a/folder/with/a/long/name" * number,
+            "status": "finished",
+            "split": "validation",
+            "metric": "accuracy",
+            "score": 0.91234,
+            "loss": 0.1,
+            "missed": 0,
+            "epochs": 10,
+            "seconds": 123.4,
+        }
+        for number in range(3)
     ]
-    assert rest[0].split()[:6] == ["002", "1", "finished", "test", "accuracy", "0.1"]
-    assert rest[1].endswith("10 steps in a row were skipped")
+    rows.append({"run": "003-x", "status": "failed", "reason": "there is no such file. " * 9})
+    text = format_table(rows)
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    head = text.splitlines()[0]
+    assert head.split()[:4] == ["run", "learning_rate", "tolerance", "solver"]
+    assert "validation accuracy" in head or "..." in head
+    assert "003: there is no such file." in text
+    assert text.endswith("more columns: sweep.csv")
+    same = [{"run": "000-x", "model.seed": "1", "train.seed": "2"}]
+    assert format_table(same) == "run  model.seed  train.seed\n000  1           2"
 
 
 def test_sweep_again_only_runs_what_is_not_finished(tmp_path, here):

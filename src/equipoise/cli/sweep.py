@@ -25,7 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Train with every combination of settings."""
-    from equipoise.runs.sweep import format_table, split_values, sweep
+    from equipoise.runs.sweep import split_values, sweep
+    from equipoise.runs.sweep_table import format_table
 
     fixed: list[str] = []
     grid: dict[str, list[str]] = {}

@@ -49,7 +49,7 @@ def describe_epoch(line: Mapping[str, Any], *, short: bool = False) -> list[str]
     trained = line.get("train")
     parts = _scores(trained, loss=True)
     for split in ("validation", "test"):
-        values = line.get(split)
+        values = line.get(split) or {}
         names, said = _score_names(values), _scores(values)
         if short and len(names) == 1 and names[0] in _score_names(trained):
             said = [find_metric(names[0]).format_value(values[names[0]])]

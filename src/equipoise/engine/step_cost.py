@@ -59,7 +59,9 @@ def measure_step(trainer: Trainer) -> StepCost:
     cpu = group.device.type == "cpu"
     torch.manual_seed(settings.seed + group.rank)
     trainer.stepper.wrapped = group.wrap(trainer.model)
-    times, losses, reason = [], [], ""
+    times: list[float] = []
+    losses: list[float] = []
+    reason = ""
     with (
         flush_denormals() if settings.flush_denormals and cpu else nullcontext(),
         trainer.solves.listening(),

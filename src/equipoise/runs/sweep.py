@@ -35,8 +35,9 @@ from equipoise.runs.build import DATA_OPTIONS
 from equipoise.runs.config import Config, load_config, same_run
 from equipoise.runs.run import train_run, try_report
 from equipoise.runs.sweep_report import report_sweep
+from equipoise.runs.sweep_table import columns_of, format_cell
 
-__all__ = ["format_table", "split_values", "sweep"]
+__all__ = ["split_values", "sweep"]
 
 MAX_FOLDER_NAME_LENGTH = 120  # characters of the name of a run's folder
 
@@ -112,27 +113,6 @@ def split_values(text: str) -> list[str]:
             continue
         parts[-1] += letter
     return parts
-
-
-def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as aligned text, without the columns that are empty.
-
-    Args:
-        rows: What `sweep` returned.
-    """
-    columns = [key for key in _columns(rows) if any(row.get(key) not in ("", None) for row in rows)]
-    cells = [
-        columns,
-        *(
-            [_cell(row["run"][:3] if key == "run" else row.get(key)) for key in columns]
-            for row in rows
-        ),
-    ]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
 
 
 def _train(config: Config, folder: Path, threads: int) -> dict[str, Any]:
@@ -269,21 +249,12 @@ def _sorted(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _describe(outcome: Mapping[str, Any]) -> str:
     if "reason" in outcome:
         return f"{outcome['status']}: {outcome['reason']}"
-    return f"{outcome['split']} {outcome['metric']} {_cell(outcome['score'])}"
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All keys, in the order in which complete rows have them."""
-    return list(dict.fromkeys(key for row in sorted(rows, key=len, reverse=True) for key in row))
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{outcome['split']} {outcome['metric']} {format_cell(outcome['score'])}"
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
+    writer = csv.DictWriter(text, columns_of(rows), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
