@@ -31,6 +31,8 @@ class TrainConfig:
 
     Args:
         epochs: Passes over the training data.
+        steps: Steps of the run in place of its epochs, the last of which may then be shorter; 0
+            goes by epochs.
         batch: Samples in each step, over all processes together.
         accumulate: Parts in which each process computes the gradient of a step, one after another,
             for batches that do not fit in memory. The result is that of the whole batch up to
@@ -78,6 +80,7 @@ class TrainConfig:
     )
 
     epochs: int = 10
+    steps: int = 0
     batch: int = 128
     accumulate: int = 1
     evaluate_every: int = 1
@@ -103,7 +106,7 @@ class TrainConfig:
             require_count(f"train.{name}", getattr(self, name))
         for name in ("failures", "log_every", "checkpoint_keep"):
             require_count(f"train.{name}", getattr(self, name))
-        for name in ("evaluate_samples", "patience", "checkpoint_steps"):
+        for name in ("steps", "evaluate_samples", "patience", "checkpoint_steps"):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)
         require_whole("train.threads", self.threads, MAX_THREADS)

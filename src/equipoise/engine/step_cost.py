@@ -43,7 +43,7 @@ class StepCost:
         Args:
             trainer: The run.
         """
-        scoring = trainer.scorer.samples_left(trainer.settings.epochs) * self.sample_seconds
+        scoring = trainer.scorer.samples_left(trainer.epochs) * self.sample_seconds
         return self.first_seconds + (trainer.steps - 1) * self.seconds + scoring
 
 

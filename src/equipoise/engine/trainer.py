@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,9 @@ class Trainer:
         self.steps_per_epoch = batch_count(
             train, self.local_batch, rank=self.group.rank, world=self.group.world
         )
-        self.steps = self.steps_per_epoch * self.settings.epochs
+        # The last of the epochs may be shorter.
+        self.steps = self.settings.steps or self.steps_per_epoch * self.settings.epochs
+        self.epochs = -(-self.steps // self.steps_per_epoch)
 
         self.model = model.to(self.group.device)
         self.optimizer = make_optimizer(model, self.optimizer_settings)
@@ -148,7 +151,7 @@ class Trainer:
         self.started = 0.0
 
     def fit(self, *, resume: bool = False) -> Summary:
-        """Train until the epochs are over; the model then has the weights that were scored.
+        """Train to the end; the model then has the weights that were scored.
 
         Args:
             resume: Whether to resume from the last checkpoint in the folder, if there is one.
@@ -177,16 +180,16 @@ class Trainer:
             stack.enter_context(interruptible())
             stack.enter_context(uninterrupted())
             self.progress.start(
-                settings.epochs,
+                self.epochs,
                 self.steps,
                 position.step,
                 self.title(),
-                scored=self.scorer.samples_left(settings.epochs),
+                scored=self.scorer.samples_left(self.epochs),
                 batch=settings.batch,
             )
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
-            while position.epoch < settings.epochs and not (
+            while not self._is_over() and not (
                 settings.patience and position.waited >= settings.patience
             ):
                 self._train_epoch(log)
@@ -194,7 +197,7 @@ class Trainer:
                 self.store.save(log, self._elapsed())
                 self._end_epoch(log)
                 self.store.save(log, self._elapsed())
-                if position.epoch < settings.epochs and group.any(stop_requested()):
+                if not self._is_over() and group.any(stop_requested()):
                     raise self._interrupted()
             self.state.finish()
             self.scorer.finish(self._evaluate)
@@ -228,7 +231,7 @@ class Trainer:
 
     def epoch_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Return the batches of the present epoch that are not learnt from yet."""
-        return batches(
+        found = batches(
             self.train,
             self.local_batch,
             self.settings.seed,
@@ -239,6 +242,14 @@ class Trainer:
             # more processes may leave out the last, short batch
             start=min(self.position.batch, self.steps_per_epoch),
         )
+        return islice(found, self.steps - self.position.step) if self.settings.steps else found
+
+    def _is_over(self) -> bool:
+        """Whether all epochs are over, or all steps and the epoch of the last one."""
+        position = self.position
+        if self.settings.steps:
+            return position.step >= self.steps and not position.batch
+        return position.epoch >= self.settings.epochs
 
     def _wish(self) -> Wish:
         """Return what all processes do after this step: they must agree."""
@@ -342,7 +353,8 @@ class Trainer:
             norms = operator_norms(self.model)
         position.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = self._elapsed() - position.epoch_seconds
-        samples = len(self.train) // self.group.world * self.group.world
+        world = self.group.world
+        samples = min(position.batch * self.settings.batch, len(self.train) // world * world)
         solves = ("forward_steps", "backward_steps", "forward_status", "backward_status")
         whole = {
             "kind": "epoch",
@@ -396,7 +408,7 @@ class Trainer:
     def _summary(self) -> Summary:
         position, line = self.position, self.state.past.line()
         return Summary(
-            stopped="finished" if position.epoch >= self.settings.epochs else "early",
+            stopped="finished" if self._is_over() else "early",
             epochs=position.epoch,
             steps=position.step,
             seconds=self._elapsed(),

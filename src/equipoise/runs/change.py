@@ -44,6 +44,9 @@ def require_resumable(folder: Path, config: Config) -> None:
             if key != "train.epochs":
                 rule = f"stay {old!r} when the run is resumed"
                 raise SourceError(folder, SettingError(key, rule, new, remedy))
+            if kept.train.steps:
+                rule = f"stay {old}, since the run is measured in train.steps"
+                raise SourceError(folder, SettingError(key, rule, new))
             if new < old:
                 raise SourceError(folder, SettingError(key, f"be at least {old} as before", new))
             if kept.schedule.depends_on_length:
