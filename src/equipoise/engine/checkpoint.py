@@ -11,7 +11,7 @@ import json
 import re
 import stat
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,26 +170,40 @@ class Checkpoints:
         require_count("Checkpoints.keep", keep)
         self.folder, self.keep = Path(folder), keep
 
-    def save(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint, and after that remove those that are too many."""
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        state: Mapping[str, Any],
+        spared: Collection[int] = (),
+    ) -> Path:
+        """Write a checkpoint, and after that remove those that are too many.
+
+        Args:
+            step: When.
+            tensors: By name.
+            state: The rest.
+            spared: As of `prune`.
+        """
         require_whole("Checkpoints.save.step", step)
         path = self.folder / f"step-{step:09d}.safetensors"
         self.folder.mkdir(parents=True, exist_ok=True)
         write_checkpoint(path, tensors, state)
-        self.prune(step)
+        self.prune(step, spared)
         return path
 
-    def prune(self, step: int) -> None:
-        """Remove all checkpoints but the newest `keep`.
+    def prune(self, step: int, spared: Collection[int] = ()) -> None:
+        """Remove all checkpoints but the newest `keep` and those to be spared.
 
         Those of later steps go too: the run came back from there, and must not take them up again.
 
         Args:
             step: Where the run is.
+            spared: The steps of older ones to keep.
         """
         files = self._files()
-        steps = sorted(files, reverse=True)
-        for old in set(steps) - set([s for s in steps if s <= step][: self.keep]):
+        past = sorted((s for s in files if s <= step), reverse=True)
+        for old in set(files) - set(past[: self.keep]) - set(past).intersection(spared):
             try:
                 files[old].unlink(missing_ok=True)
             except OSError as error:

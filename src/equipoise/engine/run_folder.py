@@ -142,7 +142,10 @@ class RunFolder:
         tensors, values = self.state.pack(self.group)
         if self.group.is_main:
             self._checkpoints.save(
-                position.step, tensors, {"position": values, "run": self._identity}
+                position.step,
+                tensors,
+                {"position": values, "run": self._identity},
+                position.best_steps,
             )
         self._saved = now
         self.start_clock()
@@ -188,7 +191,7 @@ class RunFolder:
                 raise CheckpointError(stored.path, error) from error
             if self.group.is_main:
                 # As the run would have, had it not been killed after it wrote the last one.
-                self._checkpoints.prune(stored.step)
+                self._checkpoints.prune(stored.step, self.state.position.best_steps)
             self._saved = self.state.position.step, self.state.position.epoch
         elif (self.path / "model.safetensors").exists():
             raise SourceError(

@@ -33,7 +33,8 @@ class RunProgress:
         skipped_in_a_row: Steps skipped in a row.
         first_loss: The loss of the first step that was made.
         best: The best score so far.
-        waited: Epochs since then.
+        waited: Evaluations since then.
+        ranking: The best scores and the steps of their checkpoints, the best first.
         seconds: Time that the run has taken.
         epoch_seconds: Time that it had taken when the present epoch began.
         busy: Time that the steps of the present epoch have taken.
@@ -54,6 +55,7 @@ class RunProgress:
     first_loss: float | None = None
     best: float | None = None
     waited: int = 0
+    ranking: list[list[float]] = field(default_factory=list)
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     busy: float = 0.0
@@ -79,6 +81,25 @@ class RunProgress:
             better = score > self.best if higher else score < self.best
         self.best, self.waited = (score, 0) if better else (self.best, self.waited + 1)
         return better
+
+    def rank(self, score: float | None, *, higher: bool, keep: int) -> None:
+        """Note the score of the present step if it is among the best.
+
+        Args:
+            score: The score; NaN is worse than anything.
+            higher: Whether more is better.
+            keep: How many are noted.
+        """
+        if score is not None and not math.isnan(score):
+            self.ranking.append([score, self.step])
+        # Of equal scores the earlier goes first.
+        self.ranking.sort(key=lambda each: -each[0] if higher else each[0])
+        del self.ranking[keep:]
+
+    @property
+    def best_steps(self) -> set[int]:
+        """The steps of the best scores."""
+        return {int(step) for _, step in self.ranking}
 
     def count_step(self, *, skipped: bool, serious: bool) -> None:
         """Count a step.
@@ -128,9 +149,13 @@ class RunProgress:
             **dict.fromkeys(("scale", "train", "test"), (dict,)),
             **dict.fromkeys(("best", "first_loss"), (int, float, NoneType)),
             "confusion": (list, NoneType),
+            "ranking": (list,),
         }
         for name, kind in kinds.items():
             require_type(name, getattr(loaded, name), kind, f"a {kind[-1].__name__}")
+        for score, step in loaded.ranking:
+            require_type("ranking", score, (int, float), "a number")
+            require_whole("ranking", step)
         vars(self).update(vars(loaded))
 
 

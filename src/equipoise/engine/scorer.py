@@ -84,9 +84,9 @@ class Scorer:
         position, scores, better = self.position, None, False
         if self.dataset is not None and self.is_due(position.epoch):
             scores = evaluate(self.dataset if self.sample is None else self.sample)
-            better = position.judge(
-                scores.metrics[self.metric.name], higher=self.metric.higher_is_better
-            )
+            score, higher = scores.metrics[self.metric.name], self.metric.higher_is_better
+            better = position.judge(score, higher=higher)
+            position.rank(score, higher=higher, keep=self.settings.checkpoint_best)
         if better or not self.settings.patience or not self.state.kept:
             self._remember(scores)
             if self.settings.patience:

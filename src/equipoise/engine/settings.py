@@ -55,6 +55,7 @@ class TrainConfig:
         checkpoint_minutes: Time between two checkpoints; there is also one after each epoch.
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
         checkpoint_keep: How many checkpoints are kept, the newest.
+        checkpoint_best: How many are kept beside them, those with the best scores.
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` uses a GPU if there is one.
         threads: Threads of torch on a CPU; 0 keeps torch's own number.
@@ -73,6 +74,7 @@ class TrainConfig:
         "checkpoint_minutes",
         "checkpoint_steps",
         "checkpoint_keep",
+        "checkpoint_best",
         "log_every",
         "device",
         "threads",
@@ -95,6 +97,7 @@ class TrainConfig:
     checkpoint_minutes: float = 5.0
     checkpoint_steps: int = 0
     checkpoint_keep: int = 2
+    checkpoint_best: int = 0
     log_every: int = 10
     device: str = "auto"
     threads: int = 0
@@ -106,7 +109,13 @@ class TrainConfig:
             require_count(f"train.{name}", getattr(self, name))
         for name in ("failures", "log_every", "checkpoint_keep"):
             require_count(f"train.{name}", getattr(self, name))
-        for name in ("steps", "evaluate_samples", "patience", "checkpoint_steps"):
+        for name in (
+            "steps",
+            "evaluate_samples",
+            "patience",
+            "checkpoint_steps",
+            "checkpoint_best",
+        ):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)
         require_whole("train.threads", self.threads, MAX_THREADS)
