@@ -128,7 +128,7 @@ def test_epoch_line_reads_well() -> None:
         ({"train": {"psnr": 31.4159}}, "PSNR 31.42 dB"),
         (
             {"train": {"miou": 0.51234, "macc": 0.6, "aacc": 0.7}},
-            "mIoU 51.2 %  mAcc 60.0 %  aAcc 70.0 %",
+            "  mIoU 51.2 %  test accuracy 95.2 %",
         ),
         ({"train": {"loss": math.nan, "accuracy": math.nan}}, "loss nan  accuracy nan  "),
         ({"train": {"loss": math.inf, "psnr": math.inf}}, "loss inf  PSNR inf  "),

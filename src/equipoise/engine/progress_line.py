@@ -43,15 +43,15 @@ def describe_epoch(line: Mapping[str, Any], *, short: bool = False) -> list[str]
 
     Args:
         line: Its line of metrics.
-        short: Whether in few words: a score is named once, and the steps of forward and backward
-            solves are two numbers.
+        short: Whether in few words: only the first score, named once, and the steps of forward and
+            backward solves as two numbers.
     """
     trained = line.get("train")
-    parts = _scores(trained, loss=True)
+    parts = _scores(trained, loss=True, short=short)
     for split in ("validation", "test"):
         values = line.get(split) or {}
-        names, said = _score_names(values), _scores(values)
-        if short and len(names) == 1 and names[0] in _score_names(trained):
+        names, said = _score_names(values), _scores(values, short=short)
+        if short and names and names[0] in _score_names(trained)[:1]:
             said = [find_metric(names[0]).format_value(values[names[0]])]
         label = "val" if short and split == "validation" else split
         parts += [f"{label} {score}" for score in said]
@@ -71,7 +71,7 @@ def describe_step(values: Mapping[str, Any], *, short: bool = False) -> list[str
         short: Whether in few words.
     """
     troubles = [f"{values[name]:.0f} {name}" for name in ("failed", "skipped") if values.get(name)]
-    return [*_scores(values, loss=True), *troubles, *_solver(values, short=short)]
+    return [*_scores(values, loss=True, short=short), *troubles, *_solver(values, short=short)]
 
 
 def _score_names(values: Mapping[str, Any] | None) -> list[str]:
@@ -82,11 +82,13 @@ def _score_names(values: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _scores(values: Mapping[str, Any] | None, *, loss: bool = False) -> list[str]:
-    """Name the scores, and first the loss if wanted."""
+def _scores(
+    values: Mapping[str, Any] | None, *, loss: bool = False, short: bool = False
+) -> list[str]:
+    """Name the scores, only the first if `short`, and before them the loss if wanted."""
     values = values or {}
     known = loss and isinstance(values.get("loss"), int | float)
-    names = [*(["loss"] if known else []), *_score_names(values)]
+    names = [*(["loss"] if known else []), *_score_names(values)[: 1 if short else None]]
     return [find_metric(name).describe(values[name]) for name in names]
 
 
