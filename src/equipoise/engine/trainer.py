@@ -24,7 +24,6 @@ from equipoise.core import (
     uninterrupted,
 )
 from equipoise.data import Dataset, Transform, batch_count, batches
-from equipoise.engine.blow_up import BlowUp, largest_magnitude
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
@@ -36,10 +35,10 @@ from equipoise.engine.run_state import RunState
 from equipoise.engine.scorer import Scorer
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor, operator_norms
-from equipoise.engine.step import Step, Stepper, Verdict
+from equipoise.engine.step import Stepper
+from equipoise.engine.step_recorder import StepRecorder
 from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import Task
-from equipoise.engine.totals import Totals
 from equipoise.layers import Cell, project_norms_after
 from equipoise.layers.declarations import projects_of
 from equipoise.models import count_parameters
@@ -146,7 +145,8 @@ class Trainer:
             "validation" if held_out else "test",
             train.about(),
         )
-        self.notes, self.blow_up = RepeatedNotes(self.progress.note), BlowUp()
+        self.notes = RepeatedNotes(self.progress.note)
+        self.recorder = StepRecorder(self.stepper, self.progress, self.notes)
         self.began = False
         self.started = 0.0
 
@@ -288,50 +288,7 @@ class Trainer:
         step = self.stepper.compute(x, y, self.learning_rate(self.position.step))
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
-        return self._record(step, verdict)
-
-    def _record(self, step: Step, verdict: Verdict) -> dict[str, Any] | None:
-        """Count a step and show it; return its line of metrics if one is due."""
-        position, group, skipped = self.position, self.group, verdict is not Verdict.APPLY
-        totals, score = Totals(self.task), self.task.score()
-        if not skipped:
-            score.update(step.output.detach(), step.target)
-        totals.add(step.loss.item(), 0.0 if skipped else step.weight, self.solves)
-        totals.add_score(score)
-        totals.load(group.sum(totals.vector))
-        self.state.epoch.load(self.state.epoch.vector + totals.vector)
-        position.count_step(skipped=skipped, serious=verdict is Verdict.SKIP)
-        line = totals.line()
-        if not skipped:
-            if position.first_loss is None:
-                position.first_loss = line["loss"]
-            largest = max(self.solves.largest, largest_magnitude(step.output))
-            if group.is_main:
-                self.blow_up.look(position.step, line["loss"], position.first_loss, largest)
-        self.progress.step(
-            position.step,
-            position.epoch,
-            {**line, "skipped": position.skipped, "failed": self.state.epoch.failed},
-        )
-        if skipped and position.skipped_in_a_row <= 1:
-            self.notes.note(f"step {position.step} was skipped: {self.stepper.skip_reason}")
-        if not skipped and position.step % self.settings.log_every and position.step != 1:
-            return None
-        residuals = (self.solves.forward.residual, self.solves.backward.residual)
-        forward, backward = (
-            group.max(residual) if self.solves.layers else None for residual in residuals
-        )
-        return {
-            "kind": "step",
-            "step": position.step,
-            "epoch": position.epoch,
-            **line,
-            "learning_rate": step.learning_rate,
-            "gradient_norm": step.gradient_norm.item(),
-            "forward_residual": forward,
-            "backward_residual": backward,
-            "skipped": skipped,
-        }
+        return self.recorder.record(step, verdict)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of a step.
