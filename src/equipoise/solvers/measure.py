@@ -123,6 +123,15 @@ class Measure:
             reached &= self._has_fallen(residual, scale) | (scale <= self.start)
         return unit, reached
 
+    def ordinary(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Return which rows, if they were the start, would be in neither of the rare cases.
+
+        Of these only the residual and the scale matter, and not `|z| <= residual + scale`.
+        """
+        zero = self.settled / self.stop.tolerance * np.maximum(self.start, residual + scale)
+        ordinary: np.ndarray = (residual > self.low) & (scale < self.high) & (scale >= zero)
+        return ordinary
+
     def _has_fallen(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Return which residuals are small not only because the iterate has run away."""
         enough = self.stop.target(np.maximum(self.start, self.worst))
@@ -289,6 +298,9 @@ def assess(
     at, measure, going = Point(z, f), pick_measure(stop, problem, z), np.ones(len(z), dtype=bool)
     measure.start = measure.start + start
     residual, scale = (as_array(numbers) for numbers in measure.read(problem, at))
+    if not isinstance(measure, PartMeasure) and _all(measure.ordinary(residual, scale)):
+        numbers = residual / scale, scale, residual <= stop.target(scale)
+        return tuple(torch.from_numpy(each).to(z.device) for each in numbers)  # type: ignore[return-value]
     change = measure.change_units(residual, scale, going, at)
     if change is not None:
         at, problem = Point(z / change, f / change), problem.scaled(change)
