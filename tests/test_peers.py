@@ -324,7 +324,8 @@ def test_few_operations_per_step(solver: str, most: int) -> None:
     small, large = extra_operations_per_step(solver, 2), extra_operations_per_step(solver, 64)
     assert small <= most
     assert large <= most
-    assert large <= small + 15  # no loop over samples
+    # No loop over samples. Some sample of many updates Broyden's model carefully in more steps.
+    assert large <= small + (15 if solver == "broyden" else 5)
 
 
 # what is reported, what is refused

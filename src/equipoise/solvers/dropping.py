@@ -18,8 +18,9 @@ MIN_IDLE = 0.125
 DEAR = 2**20
 """A cell is dear if an evaluation of the batch touches so many numbers.
 
-Leaving copies the state, the context and the rule's memory, and costs 50 to 100 microseconds at
-least, which is what a step of this size takes.
+Leaving copies half of the state, the context and the rule's memory. On one thread of an x86_64 CPU
+that takes about as long as a dense tanh step with 2^21 numbers: 0.12 ms for 128 samples of width
+128 and Anderson's memory; 0.04 ms against 0.02 at width 16, and 0.22 ms against 0.84 at width 512.
 """
 
 
