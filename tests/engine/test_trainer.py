@@ -672,6 +672,23 @@ def test_norms_stay_projected_in_training(tmp_path):
     assert 0 < operator_norms(model)["equilibrium.1"] <= 0.5 * (1 + 1e-5)
 
 
+def test_orthogonal_run_resumes_bit_identically(tmp_path):
+    def begin(folder, progress=None):
+        torch.manual_seed(0)
+        return make(folder, model=Small(norm="orthogonal"), ema=0.0, progress=progress)
+
+    whole = begin(tmp_path / "whole")
+    whole.fit()
+    expected = tensors(whole)
+    values = torch.linalg.svdvals(whole.model.equilibrium.layers.operators[0].weight)
+    assert torch.allclose(values, torch.full_like(values, 0.99), rtol=1e-5)
+    with pytest.raises(Interrupted):
+        begin(tmp_path / "run", StopAt(8)).fit()
+    resumed = begin(tmp_path / "run")
+    resumed.fit(resume=True)
+    assert_same(expected, tensors(resumed))
+
+
 def test_tensorboard_gets_the_same_numbers(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     make(tmp_path, tensorboard=True, epochs=1).fit()

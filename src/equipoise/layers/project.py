@@ -21,7 +21,7 @@ def project_norms(module: nn.Module) -> None:
 
     Args:
         module: A layer or model with cells that have `projects`, such as OptEq's with
-            `norm="project"`.
+            `norm="project"` or `norm="orthogonal"`.
     """
     require_type("project_norms.module", module, nn.Module, "a module")
     cells = [

@@ -56,6 +56,14 @@ class Composed(Operator):
     def bound(self, weights: OperatorWeights) -> Tensor:
         return torch.stack([part.bound(own) for part, own in self._split(weights)]).prod()
 
+    def draw_frame_(self) -> None:
+        for part in self._parts:
+            part.draw_frame_()
+
+    def orthogonalize_(self, size: float) -> None:
+        for part in self._parts:
+            part.orthogonalize_(size if part is self._parts[-1] else 1.0)
+
     def check(self, x: Tensor) -> None:
         for part in self._parts:
             part.check(x)

@@ -14,6 +14,12 @@ from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import require_count
 from equipoise.operators.norms import convolution_bound
 from equipoise.operators.operator import START_NORM, Operator, OperatorWeights
+from equipoise.operators.orthogonal import (
+    descend_to_frame,
+    nearest_frame,
+    swap_channels,
+    symbol_floor,
+)
 
 __all__ = ["Convolution", "Padding"]
 
@@ -76,11 +82,7 @@ class Convolution(Operator):
 
     def transposed(self, weights: OperatorWeights) -> OperatorWeights:
         (kernel,) = weights
-        out, into, height, width = kernel.shape
-        grouped = kernel.reshape(self.groups, out // self.groups, into, height, width).transpose(
-            1, 2
-        )
-        return (grouped.reshape(self.groups * into, out // self.groups, height, width).flip(2, 3),)
+        return (swap_channels(kernel, self.groups).flip(2, 3),)
 
     def apply_with(self, weights: OperatorWeights, z: Tensor) -> Tensor:
         return self._convolve(weights[0], z, self.margin)
@@ -106,6 +108,32 @@ class Convolution(Operator):
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return convolution_bound(weights[0], groups=self.groups)
+
+    @torch.no_grad()
+    def draw_frame_(self) -> None:
+        """Draw a frame at the kernel's centre, and zeros elsewhere (Xiao et al., 2018)."""
+        left, _, top, _ = self.margin
+        self.kernel.zero_()
+        for group in self.kernel.chunk(self.groups):
+            group[:, :, top, left] = nn.init.orthogonal_(group.new_empty(group.shape[:2]))
+
+    @torch.no_grad()
+    def orthogonalize_(self, size: float) -> None:
+        """Bring all singular values close to `size`.
+
+        Those of a depthwise kernel with one output for each channel are only scaled: all of them
+        are equal for shifts of the image alone.
+        """
+        if self.kernel.shape[1] == 1 and len(self.kernel) == self.groups:
+            self.scale_(size / self.bound(self.weights()).clamp_min(torch.finfo(torch.half).tiny))
+        elif self.kernel.shape[2:] == (1, 1):
+            for group in self.kernel.chunk(self.groups):
+                group[:, :, 0, 0] = size * nearest_frame(group[:, :, 0, 0] / size)
+        else:
+            self.kernel.copy_(size * descend_to_frame(self.kernel / size, self.groups))
+
+    def lower_bound(self, weights: OperatorWeights) -> float:
+        return symbol_floor(weights[0], self.groups)
 
     def check(self, x: Tensor) -> None:
         super().check(x)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.operators.norms import dense_norm
 from equipoise.operators.operator import START_NORM, Operator, OperatorWeights
+from equipoise.operators.orthogonal import nearest_frame, symbol_floor
 
 __all__ = ["Dense"]
 
@@ -54,6 +55,17 @@ class Dense(Operator):
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return dense_norm(weights[0])
+
+    @torch.no_grad()
+    def draw_frame_(self) -> None:
+        nn.init.orthogonal_(self.weight)
+
+    @torch.no_grad()
+    def orthogonalize_(self, size: float) -> None:
+        self.weight.copy_(size * nearest_frame(self.weight / size))
+
+    def lower_bound(self, weights: OperatorWeights) -> float:
+        return symbol_floor(weights[0][:, :, None, None])
 
     def check(self, x: Tensor) -> None:
         super().check(x)

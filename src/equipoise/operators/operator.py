@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.transforms import is_wrapped
+from equipoise.core.validate import SettingError
 
 __all__ = ["START_NORM", "Operator", "OperatorWeights", "is_recorded", "plus"]
 
@@ -64,6 +65,31 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def zeros(self, c: Tensor) -> Tensor:
         """Return a state of zeros, given a tensor of the shape of `W z`."""
+
+    def draw_frame_(self) -> None:
+        """Draw weights all of whose singular values are 1."""
+        raise self._no_frames()
+
+    def orthogonalize_(self, size: float) -> None:
+        """Bring all singular values to `size`, or as close as such weights can get, in place."""
+        raise self._no_frames()
+
+    def _no_frames(self) -> SettingError:
+        return SettingError(
+            f"{type(self).__name__}.orthogonalize_",
+            "be defined for orthogonal weights",
+            None,
+            "Use norm='project' and init='small'.",
+            got="nothing",
+        )
+
+    def lower_bound(self, weights: OperatorWeights) -> float:
+        """Return a proven lower bound of all singular values; 0 where none is known.
+
+        Those of a matrix are as many as its smaller side has rows. Those of a convolution are
+        those it has on images without borders.
+        """
+        return 0.0
 
     def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
         """Return `W z + c`."""

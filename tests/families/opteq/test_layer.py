@@ -391,7 +391,8 @@ def test_layer_trains_with_plain_iteration_and_control():
         ),
         (
             lambda: OptEq(3, 4, 5, norm="scales"),
-            "OptEq.norm must be one of none, project, scale; got 'scales'. Did you mean 'scale'?",
+            "OptEq.norm must be one of none, orthogonal, project, scale; got 'scales'. Did you "
+            "mean 'scale'?",
         ),
         (
             lambda: OptEq(3, 4, [5, 6], ["relu"]),

@@ -180,6 +180,7 @@ def test_opteq_model_hands_its_options_to_the_layer(name: str) -> None:
         learn_alpha=True,
         norm="project",
         bound=0.9,
+        init="orthogonal",
         activation="tanh",
         regularizer="l1",
         strength=0.3,
@@ -220,7 +221,7 @@ def test_opteq_model_refuses_an_impossible_number_of_classes(name: str) -> None:
 @pytest.mark.parametrize("name", list_models("opteq-*"))
 def test_opteq_model_options_are_these(name: str) -> None:
     common = (
-        "activation alpha bound eval_options gradient learn_alpha max_steps norm num_classes "
+        "activation alpha bound eval_options gradient init learn_alpha max_steps norm num_classes "
         "on_failure regularizer solver stop strength tolerance"
     )
     own = ["layers"] if "imagenet" in name else []

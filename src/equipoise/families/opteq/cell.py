@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Shared
 from equipoise.core.validate import require_flag, require_fraction, require_positive
 from equipoise.families.opteq.linearization import LinearLayer, add_skip, linearize_layers
 from equipoise.families.opteq.norm_control import (
     BOUND,
+    Init,
     Norm,
     NormControl,
+    draw_frames_,
+    orthogonalize_,
     project_norm_,
     require_norm_control,
 )
 from equipoise.families.opteq.objective import state_problem
 from equipoise.families.opteq.potential import Potential
 from equipoise.layers.cell import Cell
-from equipoise.layers.certificate import Certificate, Factor, Link, averaged
+from equipoise.layers.certificate import Certificate, Factor, Link, Statement, averaged
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation
@@ -49,8 +53,9 @@ class OptEqCell(Cell):
             starts at 0.9999, from where it moves slowly.
         mu: The scale `mu`.
         norm: How norms are controlled: `none`; `scale` divides each weight by its norm where that
-            is too large, within the layer and differentiably; `project` leaves that to `project`,
-            after each optimiser step.
+            is too large, within the layer and differentiably; `project` leaves that to
+            `project_norms`, after each optimiser step; `orthogonal` lets that bring all singular
+            values to the bound, so that no layer loses what the others made.
         bound: The largest `|W_l|` that control allows, in units of `sqrt(mu/L_s)`, where layers
             stop being nonexpansive.
         start: Whether a solve starts at the input, as the paper's does, or at zero.
@@ -156,9 +161,27 @@ class OptEqCell(Cell):
         return Certificate(
             (Link(type(self).__name__, bound),),
             tuple(factors),
+            self._frame_statements(),
             remedy="Call project_norms after each optimiser step."
             if self.projects
             else "Use norm='scale', or norm='project' with project_norms.",
+        )
+
+    def _frame_statements(self) -> tuple[Statement, ...]:
+        """What is proved of the smallest singular values, where they are kept up."""
+        if self.norm != "orthogonal":
+            return ()
+        lowest = min(operator.lower_bound(operator.weights()) for operator in self._operators)
+        images = any(weight.dim() > 2 for each in self._operators for weight in each.weights())
+        return (
+            Statement(
+                "the singular values of all W_l are bounded from below"
+                + (" on images without borders" if images else ""),
+                holds=True if lowest > 0 else None,
+                number=math.floor(1e4 * lowest) / 1e4 if lowest > 0 else None,
+                theorem="eigenvalues of W^T W"
+                + (" on a grid of frequencies; Ehlich & Zeller, 1964" if images else ""),
+            ),
         )
 
     @torch.no_grad()
@@ -257,13 +280,26 @@ class OptEqCell(Cell):
 
     @property
     def projects(self) -> bool:
-        return self.norm == "project"
+        return self.norm in ("project", "orthogonal")
 
     @torch.no_grad()
     def project_(self) -> None:
-        """Divide the weights whose norm is larger than the limit, in place."""
+        """Divide weights whose norm is too large, or make them orthogonal, in place."""
+        bring = orthogonalize_ if self.norm == "orthogonal" else project_norm_
         for layer, operator in enumerate(self._operators):
-            project_norm_(layer, operator, self.limit(layer))
+            bring(layer, operator, self.limit(layer))
+
+    def draw_(self, init: Init) -> None:
+        """Draw the operators' weights, all singular values equal if that is wanted.
+
+        Args:
+            init: `small` leaves them as their own classes drew them; `orthogonal` draws frames, for
+                a convolution at the kernel's centre, as large as the norm's limit allows; `auto` is
+                `orthogonal` where norms are controlled so, else `small`.
+        """
+        choose("OptEq.init", init, get_args(Init))
+        if init == "orthogonal" or (init == "auto" and self.norm == "orthogonal"):
+            draw_frames_(self._operators, [self.limit(n) for n in range(len(self.operators))])
 
 
 def _numbers(alpha: float | Sequence[float]) -> list[float]:

@@ -17,7 +17,7 @@ from equipoise.families.opteq.layer import (
     each_activation,
     each_width,
 )
-from equipoise.families.opteq.norm_control import BOUND, Norm
+from equipoise.families.opteq.norm_control import BOUND, Init, Norm
 from equipoise.layers.options import SolveOptions
 from equipoise.operators import Convolution, Operator, Padding
 from equipoise.operators import separable as make_separable
@@ -41,6 +41,7 @@ class OptEqConv2d(OptEqLayer):
         activation: As for `OptEq`, elementwise.
         alpha: As for `OptEq`.
         norm: As for `OptEq`; norms are proven bounds of the true operator norm at every image size.
+            `orthogonal` brings all singular values close to `bound` on images without borders.
         regularizer: As for `OptEq`.
         padding: `zeros` or `circular`.
         groups: Channel groups of `W_l` that do not mix.
@@ -50,6 +51,7 @@ class OptEqConv2d(OptEqLayer):
         bound: As for `OptEq`.
         learn_alpha: As for `OptEq`.
         bias: As for `OptEq`.
+        init: As for `OptEq`; orthogonal kernels are frames at their centre (Xiao et al., 2018).
         **solve: As for `OptEq`.
 
     Shape:
@@ -75,6 +77,7 @@ class OptEqConv2d(OptEqLayer):
         bound: float = BOUND,
         learn_alpha: bool = False,
         bias: bool = True,
+        init: Init = "auto",
         **solve: Unpack[SolveOptions],
     ) -> None:
         widths = each_width("OptEqConv2d", hidden)
@@ -112,6 +115,7 @@ class OptEqConv2d(OptEqLayer):
             bound=bound,
             start=in_channels == state_channels,
         )
+        cell.draw_(init)
         if not all(own.elementwise for own in cell.activations):
             raise ValueError(
                 "OptEqConv2d.activation must be elementwise; got a matrix activation. Use "

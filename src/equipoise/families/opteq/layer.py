@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.core.validate import require_count, require_positive
 from equipoise.families.opteq.cell import OptEqCell
-from equipoise.families.opteq.norm_control import BOUND, Norm
+from equipoise.families.opteq.norm_control import BOUND, Init, Norm
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.options import SolveOptions
 from equipoise.layers.wrappers import Regularized
@@ -111,7 +111,8 @@ class OptEq(OptEqLayer):
             each layer.
         alpha: Fraction of the new value in (0, 1], for all layers or one for each.
         norm: `none`, `scale` (divide by the exact norm where it exceeds `bound`, in the layer) or
-            `project` (see `project`).
+            `project` (see `project_norms`); `orthogonal` is a projection that brings all singular
+            values to `bound`, exactly, so that all layers of a composition count.
         regularizer: A feature regulariser added to the problem: a name, a `Regularizer` or a
             function (Theorem 4; see `Regularized` for what exactly is minimised). To choose among
             several equilibria instead, use `solver=SAM(regularizer)`.
@@ -120,6 +121,9 @@ class OptEq(OptEqLayer):
         bound: Largest norm of a controlled `W_l`, in units of `sqrt(mu/L_s)`, at most 1.
         learn_alpha: Whether `alpha` is trained.
         bias: Whether there are `b_l`.
+        init: Weights to begin with: `small` (Gaussian, of norm about one half), `orthogonal` (all
+            singular values as large as `bound` allows) or `auto`, which is `orthogonal` for
+            `norm="orthogonal"`, else `small`.
         **solve: `solver`, `gradient`, `tolerance`, `max_steps`, `on_failure`, `stop`,
             `eval_options`; see `SolveOptions`.
 
@@ -142,6 +146,7 @@ class OptEq(OptEqLayer):
         bound: float = BOUND,
         learn_alpha: bool = False,
         bias: bool = True,
+        init: Init = "auto",
         **solve: Unpack[SolveOptions],
     ) -> None:
         widths = each_width("OptEq", hidden)
@@ -160,6 +165,7 @@ class OptEq(OptEqLayer):
             bound=bound,
             start=in_features == state_features,
         )
+        cell.draw_(init)
         super().__init__(cell, regularizer, strength, **solve)
         self.in_features = in_features
         self.state_features = state_features

@@ -16,7 +16,7 @@ from equipoise.families.opteq.layer import (
     RegularizerLike,
     each_activation,
 )
-from equipoise.families.opteq.norm_control import BOUND, Norm
+from equipoise.families.opteq.norm_control import BOUND, Init, Norm
 from equipoise.layers.options import SolveOptions
 from equipoise.models.extractor import convolutional_extractor, residual_extractor
 from equipoise.models.factory import register_model
@@ -33,8 +33,9 @@ class OptEqOptions(SolveOptions, total=False):
     Attributes:
         alpha: Fraction of the new value in (0, 1], for all layers or one for each.
         learn_alpha: Whether `alpha` is trained.
-        norm: How norms are controlled: `none`, `scale` or `project`.
+        norm: How norms are controlled: `none`, `scale`, `project` or `orthogonal`.
         bound: Largest norm of a controlled weight, at most 1.
+        init: Weights to begin with: `small`, `orthogonal`, or `auto`, which goes with the norm.
         activation: Its name (`equipoise list activations`), for all layers or one for each.
         regularizer: The name of a feature regulariser (`equipoise list regularizers`).
         strength: Factor of the regulariser.
@@ -44,6 +45,7 @@ class OptEqOptions(SolveOptions, total=False):
     learn_alpha: bool
     norm: Norm
     bound: float
+    init: Init
     activation: ActivationLike | Sequence[ActivationLike]
     regularizer: RegularizerLike | None
     strength: float
@@ -214,6 +216,7 @@ def _paired(
     learn_alpha: bool = False,
     norm: Norm = "scale",
     bound: float = BOUND,
+    init: Init = "auto",
     regularizer: RegularizerLike | None = None,
     strength: float = 0.1,
     **solve: Unpack[SolveOptions],
@@ -245,6 +248,7 @@ def _paired(
         bound=bound,
         start=True,
     )
+    cell.draw_(init)
     equilibrium = OptEqLayer(cell, regularizer, strength, **solve)
     _keep_scale(equilibrium)
     return equilibrium

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import torch
@@ -14,9 +15,19 @@ from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import SettingError, require_positive
 from equipoise.operators.operator import Operator, OperatorWeights
 
-__all__ = ["BOUND", "Norm", "NormControl", "project_norm_", "require_norm_control"]
+__all__ = [
+    "BOUND",
+    "Init",
+    "Norm",
+    "NormControl",
+    "draw_frames_",
+    "orthogonalize_",
+    "project_norm_",
+    "require_norm_control",
+]
 
-Norm = Literal["none", "scale", "project"]
+Norm = Literal["none", "scale", "project", "orthogonal"]
+Init = Literal["auto", "small", "orthogonal"]
 
 BOUND = 0.99
 """The default limit of controlled norms: a contraction with a margin that float32 can see."""
@@ -75,14 +86,51 @@ def project_norm_(layer: int, operator: Operator, limit: float) -> None:
         operator: The operator.
         limit: The largest norm.
     """
+    _require_finite(layer, operator)
+    excess = float(operator.bound(operator.weights())) / limit
+    if excess > 1:
+        operator.scale_(1 / excess)
+
+
+def orthogonalize_(layer: int, operator: Operator, limit: float) -> None:
+    """Bring all singular values of an operator's weights up or down to `limit`, in place.
+
+    The proven bound of the norm is at most `limit` afterwards. Matrices reach it exactly, all
+    singular values of convolutions come close.
+
+    Args:
+        layer: The number of the layer, for the error message.
+        operator: The operator.
+        limit: The largest norm; where every norm is allowed, the singular values become 1.
+    """
+    _require_finite(layer, operator)
+    size = limit if limit < math.inf else 1.0
+    operator.orthogonalize_(size)
+    project_norm_(layer, operator, size)
+
+
+@torch.no_grad()
+def draw_frames_(operators: Sequence[Operator], limits: Sequence[float]) -> None:
+    """Draw weights all of whose singular values are equal, and whose bounds are the limits.
+
+    Args:
+        operators: The operators.
+        limits: Their largest norms; where every norm is allowed, the singular values become 1.
+    """
+    for operator, limit in zip(operators, limits, strict=True):
+        operator.draw_frame_()
+        weights = operator.weights()
+        if not any(weight.is_meta for weight in weights):  # which have no values to measure
+            size = limit if limit < math.inf else 1.0
+            operator.scale_(size / operator.bound(weights))
+
+
+def _require_finite(layer: int, operator: Operator) -> None:
     if not all(bool(weight.isfinite().all()) for weight in operator.weights()):
         raise ConvergenceError(
             "project_norms must find finite weights; got NaN or infinity in layer "
             f"{layer + 1}. Lower the learning rate."
         )
-    excess = float(operator.bound(operator.weights())) / limit
-    if excess > 1:
-        operator.scale_(1 / excess)
 
 
 def _fingerprint(weights: OperatorWeights) -> tuple[object, ...]:
