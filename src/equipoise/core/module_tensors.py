@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from equipoise.core.module_copy import copy_modules, is_compiled
 
-__all__ = ["ModuleTensors", "find_untracked_tensor"]
+__all__ = ["ModuleTensors", "find_untracked_tensor", "versions", "written_since"]
 
 LAZY: tuple[type, ...] = (UninitializedParameter, UninitializedBuffer)
 
@@ -65,7 +65,7 @@ class ModuleTensors:
                     add(tensor)
                 else:
                     self._constants.append(tensor)
-        self._versions = _versions(self.tensors[index] for index in self.buffers)
+        self._versions = versions(self.tensors[index] for index in self.buffers)
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
         """Return whether `tensors` are the listed ones, the very objects."""
@@ -93,8 +93,8 @@ class ModuleTensors:
         replaced.update(others or {})
         made.modules = copy_modules(self.modules, replaced, compiled=compiled, before=before)
         made.module, made.tensors, made.buffers = made.modules[0], list(tensors), self.buffers
-        made._constants = self._constants
-        made._versions = _versions(made.tensors[index] for index in made.buffers)
+        made._constants, made.drifts = self._constants, self.drifts
+        made._versions = versions(made.tensors[index] for index in made.buffers)
         return made
 
     def uncompiled(self) -> ModuleTensors:
@@ -108,21 +108,21 @@ class ModuleTensors:
         Buffers that were written to since they were listed (by the module itself, as running
         statistics are) are copied too, because they will be written to again.
         """
-        written = {id(tensor) for tensor in _written(self._versions)}
+        written = {id(tensor) for tensor in written_since(self._versions)}
         for child in self.modules if written else ():
             # Batch normalisation counts its writes to one buffer, not those to the others.
             own = {id(buffer) for buffer in child._buffers.values() if buffer is not None}
             written |= set() if written.isdisjoint(own) else own
         made = self.bind([t.clone() if id(t) in written else t for t in self.tensors])
-        made.drifts = bool(written)
-        made._versions = _versions(
+        made.drifts = self.drifts or bool(written)
+        made._versions = versions(
             (*(made.tensors[index] for index in self.buffers), *self._constants)
         )
         return made
 
     def written(self) -> list[str]:
         """Return the names of the buffers and attributes that were written to since `freeze`."""
-        found = {id(tensor) for tensor in _written(self._versions)}
+        found = {id(tensor) for tensor in written_since(self._versions)}
         return [
             f"{prefix}.{name}" if prefix else name
             for prefix, child in self.module.named_modules()
@@ -149,12 +149,14 @@ def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
 
 
-def _versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+def versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:
+    """Return tensors with how often each was written to; inference tensors do not count that."""
     return [(t, t._version) for t in tensors if not t.is_inference()]
 
 
-def _written(versions: list[tuple[Tensor, int]]) -> list[Tensor]:
-    return [tensor for tensor, version in versions if tensor._version != version]
+def written_since(known: list[tuple[Tensor, int]]) -> list[Tensor]:
+    """Return the tensors that were written to since `versions` listed them."""
+    return [tensor for tensor, version in known if tensor._version != version]
 
 
 def find_untracked_tensor(recorded: Tensor, known: Sequence[Tensor]) -> Tensor | None:

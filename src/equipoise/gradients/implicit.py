@@ -224,6 +224,7 @@ class _Solve(torch.autograd.Function):
         # torch would refuse that.
         problem = ctx.task.problem
         ctx.buffers = {i: problem.args[i] for i in problem.mutable_args if not is_wrapped(args[i])}
+        ctx.dtypes = [arg.dtype for arg in args]
         kept = [output, *(arg for i, arg in enumerate(args) if i not in ctx.buffers)]
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
@@ -274,10 +275,17 @@ class _Solve(torch.autograd.Function):
 def _saved(ctx: Any) -> tuple[Tensor, list[Tensor]]:
     z, *rest = ctx.saved_tensors
     found = iter(rest)
-    return z, [
+    args = [
         ctx.buffers[i] if i in ctx.buffers else next(found)
         for i in range(len(rest) + len(ctx.buffers))
     ]
+    for arg, dtype in zip(args, ctx.dtypes, strict=True):
+        if arg.dtype != dtype:
+            raise RuntimeError(
+                f"Weights must keep their dtype until backward; got one that was {dtype} and is "
+                f"{arg.dtype} now. Convert the layer before its forward pass, or after backward."
+            )
+    return z, args
 
 
 # Without this torch parses the signature anew at each call, which costs more than a small cell.
@@ -294,7 +302,7 @@ def _in_args(
         full = list(args)
         for index, tensor in zip(indices, chosen, strict=True):
             full[index] = tensor
-        return problem.with_args(full)(z)
+        return problem.with_args(full).with_own_buffers()(z)
 
     return step
 

@@ -65,6 +65,12 @@ class Cell(nn.Module):
     def initial(self, x: Tree, context: Tree) -> Tree:
         """Return where a solve starts; by default zeros like the context, if that is one tensor."""
         if not isinstance(context, Tensor):
+            if not Structure(context, "Cell.inject").leaves:
+                raise ValueError(
+                    f"{type(self).__name__}.inject must return a tensor, batch first, or "
+                    f"{type(self).__name__}.initial a state; got neither for an input of type "
+                    f"{type(x).__name__}."
+                )
             raise ValueError(
                 f"{type(self).__name__}.initial must be defined when inject returns more than "
                 "one tensor."

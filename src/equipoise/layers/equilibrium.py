@@ -181,6 +181,9 @@ class Equilibrium(nn.Module):
                     tree.leaves = [leaf.clone() for leaf in tree.leaves]
                 start = state.rebuild(state.leaves)
                 return self._solve(context, start, lower, trace, asked, settings)
+        for tree in (context, state):
+            # Tensors made in inference mode cannot be kept for backward, their copies can.
+            tree.leaves = [leaf.clone() if leaf.is_inference() else leaf for leaf in tree.leaves]
         with full_precision(device):
             start = state.rebuild(state.leaves)
             return self._solve(context, start, lower, trace, asked, settings)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.measure import assess
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Solution, Status, Stop
@@ -142,13 +143,10 @@ def _buffers_kept(problem: Problem) -> Iterator[Callable[[], bool]]:
 
     Yields whether some have been written to by now.
     """
-    kept = [
-        (tensor, tensor._version, tensor.clone())
-        for tensor in (problem.args[index] for index in problem.mutable_args)
-    ]
+    known = versions(problem.args[index] for index in problem.mutable_args)
+    values = {id(tensor): tensor.clone() for tensor, _ in known}
     try:
-        yield lambda: any(tensor._version != version for tensor, version, _ in kept)
+        yield lambda: bool(written_since(known))
     finally:
-        for tensor, version, value in kept:
-            if tensor._version != version:
-                tensor.copy_(value)
+        for tensor in written_since(known):
+            tensor.copy_(values[id(tensor)])

@@ -132,10 +132,14 @@ class LinearProblem(Problem):
 
     def _differentiable_product(self, v: Tensor) -> Tensor:
         base = self.base.uncompiled()
+
+        def step(z: Tensor) -> Tensor:
+            return base.with_own_buffers()(z)
+
         if self.transpose:
-            product: Tensor = func_vjp(base, self.point)[1](v)[0]
+            product: Tensor = func_vjp(step, self.point)[1](v)[0]
             return product
-        return func_jvp(base, [self.point], [v])
+        return func_jvp(step, [self.point], [v])
 
     def linearized(self) -> LinearProblem:
         """Return the same problem with fast products."""
@@ -197,6 +201,13 @@ def func_vjp(step: Callable[..., Any], *primals: Tensor) -> tuple[Any, Callable[
     try:
         value, pull = torch.func.vjp(step, *primals)[:2]
     except RuntimeError as error:
+        if "argument 'running_mean'" in str(error):
+            raise ValueError(
+                "A step with batch normalisation that updates running statistics must be "
+                "differentiated in reverse mode, because torch cannot nest its derivatives; got "
+                "forward mode. Use torch.func.vjp or jacrev, call eval(), or set "
+                "track_running_stats=False."
+            ) from error
         if "tensors do not have strides" not in str(error):
             raise
         raise ValueError(

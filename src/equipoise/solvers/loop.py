@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
 from equipoise.solvers.measure import assess
@@ -123,12 +124,12 @@ def _drive(
     if f is None:
         fixed = [z]
         fixed += [arg for i, arg in enumerate(problem.args) if i not in problem.mutable_args]
-        versions = [tensor._version for tensor in fixed]
+        before = versions(fixed)
         f = problem(z)
-        if versions != [tensor._version for tensor in fixed]:
+        written = {id(tensor) for tensor in written_since(before)}
+        if written:
             count = len(problem.args) - problem.weight_count
-            given = [z, *problem.args[:count]]
-            if versions[: len(given)] == [tensor._version for tensor in given]:
+            if written.isdisjoint(map(id, [z, *problem.args[:count]])):
                 raise ValueError(
                     "Weights must not change while a step runs; got one that was written to, by "
                     "the step itself or by another thread. Threads that solve while another one "

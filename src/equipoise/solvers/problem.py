@@ -223,6 +223,20 @@ class Problem(ABC):
         """Return the problem without compiled code, for derivatives; by default itself."""
         return self
 
+    def with_own_buffers(self) -> Problem:
+        """Return the problem with copies of what evaluating writes to, if it does.
+
+        A function that `torch.func` transforms may write only to tensors that it made itself.
+        """
+        if not self.drifts:
+            return self
+        return self.with_args(
+            [
+                arg.clone() if index in self.mutable_args else arg
+                for index, arg in enumerate(self.args)
+            ]
+        )
+
     def watch_copy(self, wanted: Sequence[bool]) -> Callable[[Tensor], None] | None:
         """Watch a private copy of a cell that is at work here; the layer watches its own cell.
 
