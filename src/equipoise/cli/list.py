@@ -33,8 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "pattern",
         nargs="?",
         metavar="PATTERN",
-        help="part of the name, or a pattern such as 'opteq-*'; the whole name of a model or of "
-        "data shows its options",
+        help="part of the name, or a pattern such as 'opteq-*'; a whole name shows its options",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -46,7 +45,7 @@ def run(arguments: Namespace) -> int:
         return DONE
     found = describe(choose("list.kind", arguments.kind, KINDS))
     wanted = arguments.pattern
-    if wanted in found and arguments.kind in ("models", "data"):
+    if wanted in found and arguments.kind != "presets":
         return _show_options(arguments.kind, wanted, found[wanted], as_json=arguments.json)
     if wanted is not None:
         pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
@@ -67,22 +66,26 @@ def _print_table(rows: Mapping[str, str], indent: str = "") -> None:
 
 
 def _show_options(kind: str, name: str, text: str, *, as_json: bool) -> int:
-    """Show a model or data with its options."""
+    """Show one thing with its options, and how a config sets them."""
     from equipoise import data, models
     from equipoise.core.option import field_options
     from equipoise.runs.config import describe
 
-    section = "model" if kind == "models" else "data"
-    options = (
-        models.describe_options(name) if kind == "models" else field_options(data.DATASETS[name])
-    )
-    rows = {each: describe(f"{section}.options.{each}", about) for each, about in options.items()}
+    if kind == "models":
+        section, options = "model.options", models.describe_options(name)
+    elif kind == "data":
+        section, options = "data.options", field_options(data.DATASETS[name])
+    else:
+        section, options = f"model.options.{kind.removesuffix('s')}", _registry(kind).options(name)
+    rows = {each: describe(f"{section}.{each}", about) for each, about in options.items()}
     if as_json:
         print_json({"name": name, "summary": text, "options": rows})
         return DONE
     print(f"{name}: {text}")
     if rows:
-        print(f"\n{section}.options:")
+        first = next(iter(rows))
+        table = kind not in ("models", "data")
+        print(f'\n{section} = {{ name = "{name}", {first} = ... }}:' if table else f"\n{section}:")
         _print_table(rows, "  ")
     else:
         print("It has no options.")
@@ -91,7 +94,7 @@ def _show_options(kind: str, name: str, text: str, *, as_json: bool) -> int:
 
 def describe(kind: str) -> dict[str, str]:
     """Return the names of one kind, each with one line about it."""
-    from equipoise import data, gradients, models, prox, runs, solvers
+    from equipoise import data, models, runs
 
     if kind == "presets":
         return runs.list_presets()
@@ -99,10 +102,16 @@ def describe(kind: str) -> dict[str, str]:
         return {name: models.model_info(name) for name in models.list_models()}
     if kind == "data":
         return data.list_data()
-    registry: Registry[Any] = getattr(
-        {"solvers": solvers, "gradients": gradients}.get(kind, prox), kind.upper()
-    )
-    return {name: (registry[name].__doc__ or "").partition("\n")[0] for name in registry}
+    registry = _registry(kind)
+    return {name: (registry[name].__doc__ or "").partition("\n")[0] for name in registry.names}
+
+
+def _registry(kind: str) -> Registry[Any]:
+    from equipoise import gradients, prox, solvers
+
+    owner = {"solvers": solvers, "gradients": gradients}.get(kind, prox)
+    registry: Registry[Any] = getattr(owner, kind.upper())
+    return registry
 
 
 LIST = Command(

@@ -46,6 +46,8 @@ def field_options(kind: type) -> dict[str, Option]:
     texts, hints = _texts(kind), get_type_hints(kind)
     found = {}
     for each in fields(kind):
+        if not each.init:
+            continue
         default = each.default
         if default is MISSING and each.default_factory is not MISSING:
             default = each.default_factory()
@@ -137,7 +139,7 @@ def _config_types(hint: Any) -> Iterator[str]:
     elif origin in (Union, UnionType):
         for each in inner:
             yield from _config_types(each)
-    elif dict in (hint, origin) or is_typeddict(hint):
+    elif origin in (dict, Mapping) or hint is dict or is_typeddict(hint):
         yield "table"
     elif isinstance(origin, type) and issubclass(origin, Sequence):
         length = f"{len(inner)} " if origin is tuple and Ellipsis not in inner else ""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from typing import Any, Generic, TypeVar
 
+from equipoise.core.option import Option, field_options, keyword_options
 from equipoise.core.validate import SettingError
 
 __all__ = ["Registry", "choose"]
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
+
+
+@cache
+def _options_of(entry: type) -> dict[str, Option]:
+    return field_options(entry) if is_dataclass(entry) else keyword_options(entry)
 
 
 def choose(key: str, value: str, options: Iterable[str], rule: str = "be one of") -> str:
@@ -32,7 +40,10 @@ def choose(key: str, value: str, options: Iterable[str], rule: str = "be one of"
 
 
 class Registry(Generic[T]):
-    """Maps names to classes of one kind and turns "a name or an object" into an object.
+    """Maps names to classes of one kind and turns "a name, a table or an object" into an object.
+
+    A table is a name with options, as a config holds it: `{"name": "anderson", "memory": 3}`.
+    Iterating leaves out the classes that were registered as needing options; `names` has them all.
 
     Args:
         kind: What the entries are, as it appears in messages (`solver`).
@@ -43,35 +54,64 @@ class Registry(Generic[T]):
         self.kind = kind
         self.base = base
         self._entries: dict[str, type[T]] = {}
+        self._need_options: set[str] = set()
 
-    def register(self, name: str) -> Callable[[C], C]:
-        """Class decorator that files a class under `name`."""
+    def register(self, name: str, *, needs_options: bool = False) -> Callable[[C], C]:
+        """Class decorator that files a class under `name`.
+
+        Args:
+            name: The name.
+            needs_options: Whether the name alone makes no object where others of its kind do, so
+                that contracts which try every name leave it out.
+        """
 
         def add(entry: C) -> C:
             if name in self._entries:
                 raise SettingError(f"{self.kind}.name", "be new", name, "It is registered already.")
             self._entries[name] = entry
+            if needs_options:
+                self._need_options.add(name)
             return entry
 
         return add
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._entries))
+        return (name for name in self.names if name not in self._need_options)
 
     def __getitem__(self, name: str) -> type[T]:
         return self._entries[choose(self.kind, name, self._entries)]
 
-    def resolve(self, value: str | T, *, also: Iterable[str] = ()) -> T:
-        """Return `value` itself if it is an object, or a default object of the class it names.
+    @property
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(self._entries)
+
+    def options(self, name: str) -> dict[str, Option]:
+        """Return what is known about the options of a class.
 
         Args:
-            value: A name or an object.
+            name: Its name.
+        """
+        return dict(_options_of(self[name]))  # type: ignore[arg-type]
+
+    def resolve(self, value: str | Mapping[str, Any] | T, *, also: Iterable[str] = ()) -> T:
+        """Return `value` itself if it is an object, or an object of the class it names.
+
+        Args:
+            value: A name, a table of a name and options, or an object.
             also: Further names that the caller understands, listed in the error message.
         """
         if isinstance(value, self.base):
             return value
         if isinstance(value, str):
-            return self._entries[choose(self.kind, value, [*self._entries, *also])]()
+            return self._make(choose(self.kind, value, [*self._entries, *also]), {})
+        if isinstance(value, Mapping):
+            options = dict(value)
+            if "name" not in options:
+                remedy = f'Write {self.kind} = {{ name = "...", option = value }}.'
+                raise SettingError(f"{self.kind}.name", "be given", None, remedy, got="nothing")
+            name = choose(f"{self.kind}.name", options.pop("name"), self._entries)
+            return self._make(name, options)
         if isinstance(value, type) and issubclass(value, self.base):
             raise SettingError(
                 self.kind,
@@ -87,3 +127,24 @@ class Registry(Generic[T]):
             value,
             got=type(value).__name__,
         )
+
+    def _make(self, name: str, options: Mapping[str, Any]) -> T:
+        known, entry = self.options(name), self._entries[name]
+        for option, value in options.items():
+            key = f"{self.kind}.{option}"
+            if not known:
+                raise SettingError(key, f"be left out, since {name!r} has no options", value)
+            choose(key, option, known, f"be an option of {name!r}, one of")
+        for option, about in known.items():
+            if option not in options and not about.has_default:
+                remedy = f'Write {self.kind} = {{ name = "{name}", {option} = ... }}.'
+                key = f"{self.kind}.{option}"
+                raise SettingError(key, f"be given for {name!r}", None, remedy, got="nothing")
+        try:
+            return entry(**options)
+        except SettingError as error:
+            # What a class says of itself, said of what the user wrote: SAM.rho is solver.rho.
+            path = error.key.removeprefix(f"{entry.__name__}.")
+            if path.partition(".")[0] not in known:
+                raise
+            raise error.about(f"{self.kind}.{path}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, final
@@ -43,14 +43,14 @@ class Implicit(Gradient):
     second and higher derivatives are exact too. Forward mode solves `t = J t + d`.
 
     Args:
-        solver: A solver or its name; `auto` picks from what the cell declares (see
+        solver: A solver, its name or a table; `auto` picks from what the cell declares (see
             `equipoise.solvers.auto`).
         tolerance: Residual relative to the larger of `|v|` and `|g|`; by default the forward
             solve's tolerance.
         max_steps: Steps at most; by default the forward solve's.
     """
 
-    solver: str | Solver = "auto"
+    solver: str | Mapping[str, Any] | Solver = "auto"
     tolerance: float | None = None
     max_steps: int | None = None
 
@@ -58,7 +58,9 @@ class Implicit(Gradient):
 
     def __post_init__(self) -> None:
         if self.solver != "auto":
-            SOLVERS.resolve(self.solver, also=["auto"])
+            made = SOLVERS.resolve(self.solver, also=["auto"])
+            if isinstance(self.solver, Mapping):
+                object.__setattr__(self, "solver", made)
         if self.tolerance is not None:
             require_positive("Implicit.tolerance", self.tolerance)
         if self.max_steps is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -39,8 +39,9 @@ class Equilibrium(nn.Module):
 
     Args:
         cell: What is iterated.
-        solver: A solver or its name; `auto` picks from what the cell declares.
-        gradient: A gradient strategy or its name.
+        solver: A solver, its name, or a table such as `{"name": "anderson", "memory": 3}`; `auto`
+            picks from what the cell declares.
+        gradient: A gradient strategy, its name, or a table.
         tolerance: Relative residual to reach, in the forward and the adjoint solve.
         max_steps: Updates at most, likewise.
         on_failure: What to do when samples do not converge, forward or backward: `raise`, `warn` or
@@ -57,8 +58,8 @@ class Equilibrium(nn.Module):
     def __init__(
         self,
         cell: Cell,
-        solver: str | Solver = "auto",
-        gradient: str | Gradient = "implicit",
+        solver: str | Mapping[str, Any] | Solver = "auto",
+        gradient: str | Mapping[str, Any] | Gradient = "implicit",
         tolerance: float = TOLERANCE,
         max_steps: int = MAX_STEPS,
         on_failure: OnFailure = "warn",

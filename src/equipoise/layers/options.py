@@ -19,16 +19,17 @@ class CallOptions(TypedDict, total=False):
     """How one equilibrium is found and differentiated: what can be set for a single call.
 
     Attributes:
-        solver: A solver or its name; `auto` picks from what the cell declares.
-        gradient: A gradient strategy or its name: `implicit`, `unrolled`, ...
+        solver: A solver, its name, or a table such as `{ name = "anderson", memory = 3 }`; `auto`
+            picks from what the cell declares.
+        gradient: A gradient strategy, its name, or a table: `implicit`, `unrolled`, ...
         tolerance: Relative residual to reach, in the forward and the adjoint solve.
         max_steps: Updates at most, likewise.
         on_failure: What to do when samples do not converge: `raise`, `warn` or `ignore`.
         stop: The stopping rule in full, in place of `tolerance` and `max_steps`.
     """
 
-    solver: str | Solver
-    gradient: str | Gradient
+    solver: str | Mapping[str, Any] | Solver
+    gradient: str | Mapping[str, Any] | Gradient
     tolerance: float
     max_steps: int
     on_failure: OnFailure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -305,7 +305,7 @@ class Regularized(Wrapper):
 
     Args:
         cell: The cell, with one real tensor as its state.
-        regularizer: `R`: a regulariser, its name, or a function of the state.
+        regularizer: `R`: a regulariser, its name, a table, or a function of the state.
         strength: `gamma`.
         operation: `gradient`, `prox`, or `auto`: the proximal map where there is one, as in the
             paper's Table 2.
@@ -317,7 +317,7 @@ class Regularized(Wrapper):
     def __init__(
         self,
         cell: Cell,
-        regularizer: str | Regularizer | Callable[[Tensor], Tensor],
+        regularizer: str | Mapping[str, Any] | Regularizer | Callable[[Tensor], Tensor],
         strength: float = 0.1,
         operation: Operation = "auto",
     ) -> None:

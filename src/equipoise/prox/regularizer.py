@@ -9,7 +9,7 @@ is another function. `equipoise.solvers.SAM` finds the fixed point of `f` with t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -326,11 +326,14 @@ class Custom(Regularizer):
         )
 
 
-def as_regularizer(value: str | Regularizer | Callable[[Tensor], Tensor]) -> Regularizer:
+def as_regularizer(
+    value: str | Mapping[str, Any] | Regularizer | Callable[[Tensor], Tensor],
+) -> Regularizer:
     """Return the regulariser that `value` means.
 
     Args:
-        value: A name (`l1`), a `Regularizer`, or a function as `Custom` takes it.
+        value: A name (`l1`), a table such as `{"name": "incay", "epsilon": 0.1}`, a `Regularizer`,
+            or a function as `Custom` takes it.
     """
     if callable(value) and not isinstance(value, type | Regularizer):
         return Custom(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -51,16 +51,19 @@ _FUNCTIONS: tuple[tuple[Callable[..., Tensor], str], ...] = (
 )
 
 
-def as_activation(value: str | Activation | nn.Module | Callable[[Tensor], Tensor]) -> Activation:
+def as_activation(
+    value: str | Mapping[str, Any] | Activation | nn.Module | Callable[[Tensor], Tensor],
+) -> Activation:
     """Return the activation that `value` means, if it is admissible (OptEq, Assumption 1).
 
     Only those make a layer a proximal map.
 
     Args:
-        value: A name (`relu`), an `Activation`, or what `from_module` takes.
+        value: A name (`relu`), a table such as `{"name": "leaky_relu", "negative_slope": 0.1}`, an
+            `Activation`, or what `from_module` takes.
     """
-    if isinstance(value, str):
-        _refuse_negative(value)
+    if isinstance(value, str | Mapping):
+        _refuse_negative(value if isinstance(value, str) else value.get("name"))
         return ACTIVATIONS.resolve(value)
     if isinstance(value, Activation):
         if not value.admissible:
@@ -111,8 +114,8 @@ def _is_module_class(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, nn.Module)
 
 
-def _refuse_negative(name: str) -> None:
-    if name in _NEGATIVE:
+def _refuse_negative(name: object) -> None:
+    if isinstance(name, str) and name in _NEGATIVE:
         slope, below = _NEGATIVE[name]
         raise ValueError(
             f"activation {name!r} is not admissible: its slope is negative (down to about "

@@ -177,9 +177,11 @@ def as_config_error(
         options: The options it has.
     """
     section = "model" if kind is ModelConfig else "data"
-    name = error.key.rpartition(".")[2]
-    if name in options:
-        return error.about(f"{section}.options.{name}")
+    path = error.key.split(".")
+    for place, name in enumerate(path):
+        if name in options:  # and what follows is inside it, such as solver.regularizer.epsilon
+            return error.about(f"{section}.options.{'.'.join(path[place:])}")
+    name = path[-1]
     if name in [each.name for each in fields(kind)]:
         return error.about(f"{section}.{name}")
     return error

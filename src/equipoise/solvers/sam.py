@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from equipoise.core.validate import require_positive
+from equipoise.core.validate import SettingError, require_between, require_positive
 from equipoise.prox.regularizer import Regularizer, as_regularizer
 from equipoise.solvers.problem import Problem
-from equipoise.solvers.protocol import Move, Point, Rule, Solver
+from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["SAM"]
 
 
 @final
+@SOLVERS.register("sam", needs_options=True)
 @dataclass(frozen=True)
 class SAM(Solver):
     """Approach the fixed point with the smallest `R` (OptEq, eq. 11).
@@ -44,8 +45,8 @@ class SAM(Solver):
     gives the derivative of what is returned.
 
     Args:
-        regularizer: `R`: a regulariser, its name, or a function as `Custom` takes it. If it ties
-            samples together, the cell must do so too.
+        regularizer: `R`: a regulariser, its name, a table, or a function as `Custom` takes it. If
+            it ties samples together, the cell must do so too.
         rho: How fast `beta_k`, the weight of the regulariser's step, falls.
         decay: How fast `lambda_k`, the pull towards zero, falls.
         lipschitz: A Lipschitz constant of the gradient of `R`; by default the regulariser's own.
@@ -60,7 +61,7 @@ class SAM(Solver):
         "on_failure='ignore'"
     )
 
-    regularizer: str | Regularizer | Callable[[Tensor], Tensor]
+    regularizer: str | Mapping[str, Any] | Regularizer | Callable[[Tensor], Tensor]
     rho: float = 0.3
     decay: float = 0.3
     lipschitz: float | None = None
@@ -71,28 +72,35 @@ class SAM(Solver):
 
     def __post_init__(self) -> None:
         penalty = as_regularizer(self.regularizer)
-        require_positive("SAM.rho", self.rho)
+        if isinstance(self.regularizer, Mapping):
+            object.__setattr__(self, "regularizer", penalty)
+        require_between("SAM.rho", self.rho, 0, 1, "()")
         require_positive("SAM.decay", self.decay)
         if not self.rho + 2 * self.decay < 1:
-            raise ValueError(
-                f"SAM.rho + 2 SAM.decay must be less than 1; got {self.rho} + 2 * "
-                f"{self.decay} = {self.rho + 2 * self.decay:g}."
+            raise SettingError(
+                "SAM.decay",
+                f"be less than (1 - rho)/2 = {(1 - self.rho) / 2:g}, so that rho + 2 decay < 1",
+                self.decay,
             )
         smoothness = penalty.lipschitz if self.lipschitz is None else self.lipschitz
         if smoothness is None:
-            raise ValueError(
-                f"SAM.lipschitz must be given for {type(penalty).__name__}, which knows no "
-                "Lipschitz constant of its gradient; got "
-                "None. Pass a bound of its curvature, and smooth a regulariser that has kinks."
+            raise SettingError(
+                "SAM.lipschitz",
+                f"be given for {type(penalty).__name__}, which knows no Lipschitz constant of its "
+                "gradient",
+                None,
+                "Pass a bound of its curvature, and smooth a regulariser that has kinks.",
             )
         require_positive("SAM.lipschitz", smoothness)
         largest = min(1.0, 3 * smoothness)
         eta = min((2 * smoothness) ** 0.5, smoothness / 2, 0.5) if self.eta is None else self.eta
         require_positive("SAM.eta", eta)
         if eta > largest:
-            raise ValueError(
-                f"SAM.eta must be at most min(1, 3 lipschitz) = {largest:g}; got {eta}. Some "
-                "steps would expand."
+            raise SettingError(
+                "SAM.eta",
+                f"be at most min(1, 3 lipschitz) = {largest:g}",
+                eta,
+                "Some steps would expand.",
             )
         for name, value in (("_penalty", penalty), ("_smoothness", smoothness), ("_scale", eta)):
             object.__setattr__(self, name, value)

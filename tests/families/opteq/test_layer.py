@@ -440,8 +440,8 @@ def test_layer_trains_with_plain_iteration_and_control():
         ),
         (
             lambda: OptEq(3, 4, 5, solver="sam"),
-            "OptEq.solver must be an object for SAM, which needs a regulariser; got 'sam'. "
-            "Write SAM('l2').",
+            "solver.regularizer must be given for 'sam'; got nothing. "
+            'Write solver = { name = "sam", regularizer = ... }.',
         ),
         (lambda: project_norms([]), "project_norms.module must be a module; got list."),
         (

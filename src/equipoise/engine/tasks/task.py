@@ -167,8 +167,8 @@ class Task(ABC):
 class TaskRegistry(Registry[Task]):
     """All tasks by name, among which the name of a metric means one thing."""
 
-    def register(self, name: str) -> Callable[[C], C]:
-        add = super().register(name)
+    def register(self, name: str, *, needs_options: bool = False) -> Callable[[C], C]:
+        add = super().register(name, needs_options=needs_options)
 
         def add_task(entry: C) -> C:
             for metric in getattr(entry, "metrics", ()):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from equipoise.prox.activation import Activation
 from equipoise.prox.matrix import MatrixActivation
 from equipoise.prox.regularizer import Regularizer
 from equipoise.prox.resolve import as_activation
+from equipoise.solvers.protocol import SOLVERS
 from equipoise.solvers.sam import SAM
 
 __all__ = [
@@ -31,8 +32,8 @@ __all__ = [
 ]
 
 Shape = tuple[int | str, ...]
-RegularizerLike = str | Regularizer | Callable[[Tensor], Tensor]
-ActivationLike = str | Activation | nn.Module | Callable[[Tensor], Tensor]
+RegularizerLike = str | Mapping[str, Any] | Regularizer | Callable[[Tensor], Tensor]
+ActivationLike = str | Mapping[str, Any] | Activation | nn.Module | Callable[[Tensor], Tensor]
 
 
 class OptEqLayer(Equilibrium):
@@ -45,12 +46,9 @@ class OptEqLayer(Equilibrium):
         strength: float,
         **solve: Unpack[SolveOptions],
     ) -> None:
-        solver = solve.get("solver")
-        if solver == "sam":
-            raise ValueError(
-                "OptEq.solver must be an object for SAM, which needs a regulariser; got "
-                "'sam'. Write SAM('l2')."
-            )
+        solver = solve.get("solver", "auto")
+        if solver != "auto":
+            solve["solver"] = solver = SOLVERS.resolve(solver, also=["auto"])
         if isinstance(solver, SAM) and solver.couples:
             cell.coupled = True
         require_positive("OptEq.strength", strength)

@@ -36,8 +36,10 @@ class OptEqOptions(SolveOptions, total=False):
         norm: How norms are controlled: `none`, `scale`, `project` or `orthogonal`.
         bound: Largest norm of a controlled weight, at most 1.
         init: Weights to begin with: `small`, `orthogonal`, or `auto`, which goes with the norm.
-        activation: Its name (`equipoise list activations`), for all layers or one for each.
-        regularizer: The name of a feature regulariser (`equipoise list regularizers`).
+        activation: Its name (`equipoise list activations`) or a table, for all layers or one for
+            each.
+        regularizer: The name of a feature regulariser (`equipoise list regularizers`) or a table
+            such as `{ name = "incay", epsilon = 0.1 }`.
         strength: Factor of the regulariser.
     """
 
