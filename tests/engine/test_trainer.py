@@ -217,6 +217,7 @@ def test_resume_after_a_signal_is_bit_identical(tmp_path, at, number):
         OptimizerConfig("sgd", 0.1, 1e-3, nesterov=True),
         OptimizerConfig("adam"),
         OptimizerConfig("adamw", 1e-3, 1e-2),
+        OptimizerConfig("adamw", 1e-3, 1e-2, rates={"operators": 0.25, "bias": 3.0, "norm": 0.0}),
     ],
 )
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

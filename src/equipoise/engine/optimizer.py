@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.core import SettingError
 from equipoise.engine.settings import OptimizerConfig
 
-__all__ = ["Average", "make_optimizer"]
+__all__ = ["Average", "make_optimizer", "parameter_rates"]
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
@@ -20,24 +23,76 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
         model: Whose weights.
         settings: Which optimiser.
     """
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise ValueError(
             f"Trainer.model must have weights to train; got none in {type(model).__name__}."
         )
-    decayed = [weight for weight in trained if settings.decay_all or weight.dim() > 1]
-    spared = [weight for weight in trained if not (settings.decay_all or weight.dim() > 1)]
-    groups = [
-        {"params": decayed, "weight_decay": settings.weight_decay},
-        {"params": spared, "weight_decay": 0.0},
+    rates = parameter_rates(trained, settings.rates)
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, weight in trained.items():
+        groups.setdefault((settings.decay_all or weight.dim() > 1, rates[name]), []).append(weight)
+    made = [
+        # `rate` is the factor of the schedule's learning rate, which is set before each step.
+        {
+            "params": weights,
+            "weight_decay": settings.weight_decay if decayed else 0.0,
+            "rate": rate,
+            "lr": settings.learning_rate * rate,
+        }
+        for (decayed, rate), weights in sorted(groups.items(), key=lambda each: not each[0][0])
     ]
-    groups = [group for group in groups if group["params"]]
     if settings.name == "sgd":
         return torch.optim.SGD(
-            groups, settings.learning_rate, settings.momentum, nesterov=settings.nesterov
+            made, settings.learning_rate, settings.momentum, nesterov=settings.nesterov
         )
     kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
-    return kind(groups, settings.learning_rate, settings.betas, settings.epsilon)
+    return kind(made, settings.learning_rate, settings.betas, settings.epsilon)
+
+
+def parameter_rates(names: Iterable[str], rates: Mapping[str, float]) -> dict[str, float]:
+    """Return the factor of the learning rate for each parameter.
+
+    A pattern matches a parameter if its words, which dots separate, are found among those of the
+    parameter's name, in this order: `equilibrium.operators` matches
+    `equilibrium.cell.operators.0.kernel`, and `bias` every bias. In a word, `*`, `?` and `[...]`
+    mean what they mean to a shell. Where several patterns match, their factors multiply.
+
+    Args:
+        names: Names of parameters.
+        rates: Factors by pattern.
+    """
+    found = dict.fromkeys(names, 1.0)
+    for pattern, rate in rates.items():
+        matched = [name for name in found if _matches(pattern, name)]
+        if not matched:
+            raise SettingError(
+                "optimizer.rates",
+                "name parameters that are trained",
+                rates,
+                _hint(pattern, list(found)),
+                got=f"{pattern!r}, which matches none",
+            )
+        for name in matched:
+            found[name] *= rate
+    return found
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Whether the words of a pattern are found in a name, in their order."""
+    words = iter(name.split("."))
+    return all(any(fnmatchcase(word, own) for word in words) for own in pattern.split("."))
+
+
+def _hint(pattern: str, names: list[str]) -> str:
+    """The nearest pattern that matches something, or what names begin with."""
+    known = list(dict.fromkeys(word for name in names for word in name.split(".")))
+    near = [difflib.get_close_matches(word, known, n=1) or [word] for word in pattern.split(".")]
+    guess = ".".join(each for (each,) in near)
+    if any(_matches(guess, name) for name in names):
+        return f"Did you mean {guess!r}?"
+    begin = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+    return f"Their names begin with {begin}."
 
 
 class Average:

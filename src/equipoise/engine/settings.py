@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, get_args
 
 from equipoise.core import (
@@ -139,6 +139,9 @@ class OptimizerConfig:
         nesterov: Whether `sgd` uses Nesterov's momentum.
         betas: Decays of the averages of `adam` and `adamw`.
         epsilon: Added to the denominator of `adam` and `adamw`.
+        rates: Factors of the learning rate for some parameters, by pattern: a pattern matches the
+            names that have its words, between dots, in this order, such as
+            `"equilibrium.operators" = 0.25`; 0 keeps parameters as they are.
     """
 
     name: OptimizerName = "adamw"
@@ -149,10 +152,13 @@ class OptimizerConfig:
     nesterov: bool = False
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
+    rates: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         choose("optimizer.name", self.name, get_args(OptimizerName))
         require_positive("optimizer.learning_rate", self.learning_rate)
+        for pattern, rate in self.rates.items():
+            require_positive(f'optimizer.rates."{pattern}"', rate, or_zero=True)
         require_positive("optimizer.epsilon", self.epsilon)
         require_positive("optimizer.weight_decay", self.weight_decay, or_zero=True)
         for name, value in (("momentum", self.momentum), *(("betas", beta) for beta in self.betas)):

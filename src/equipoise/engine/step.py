@@ -84,7 +84,7 @@ class Stepper:
     def compute(self, x: Tensor, y: Tensor, learning_rate: float) -> Step:
         """Compute the loss of a batch and its gradients, in parts if so set."""
         for each in self.optimizer.param_groups:
-            each["lr"] = learning_rate
+            each["lr"] = learning_rate * each["rate"]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
         self.model.train()
         self.solves.clear()

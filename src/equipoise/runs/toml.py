@@ -126,7 +126,7 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
 
     Args:
         kind: A dataclass, bool, int, float, str, a `Literal` of strings, a tuple of numbers or
-            texts, or `dict[str, Any]`.
+            texts, `dict[str, Any]`, or `dict[str, float]`, whose names may have dots.
         value: What TOML gave; lists become tuples.
         key: Its dotted name, for messages.
     """
@@ -174,8 +174,22 @@ def read_value(kind: Any, value: Any, key: str) -> Any:
     if dict in (kind, origin):
         if not isinstance(value, Mapping):
             raise SettingError(key, "be a table", value)
-        return {name: read_value(Any, each, dotted(key, name)) for name, each in value.items()}
+        each_kind = inner[1] if inner else Any
+        # TOML makes tables of names with dots where they are not in quotes.
+        pairs = value.items() if each_kind is Any else _flatten(value).items()
+        return {name: read_value(each_kind, each, dotted(key, name)) for name, each in pairs}
     return _read_scalar(kind, value, key)
+
+
+def _flatten(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table with those inside it taken apart, their names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{name}.{inner}": each for inner, each in _flatten(value).items()}
+        else:
+            flat[name] = value
+    return flat
 
 
 def _read_scalar(kind: Any, value: Any, key: str) -> Any:
