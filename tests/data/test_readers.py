@@ -24,7 +24,6 @@ from published import (
     write_folder,
     write_idx,
     write_svhn,
-    write_text,
 )
 from torch.utils.data import DataLoader
 
@@ -248,14 +247,6 @@ def test_camvid_reader_resizes_masks_without_mixing_classes(tmp_path: Path) -> N
     assert set(whole.y.flatten().tolist()) <= {*range(11), 255}
 
 
-def test_text_reader_cuts_rows(tmp_path: Path) -> None:
-    x, _ = write_text(tmp_path, "train")
-    dataset = load_data("text", root=tmp_path, length=3)
-    assert dataset.classes == ("a", "b", "<eos>", "c", "<unk>")
-    assert dataset.x.tolist() == [x[:3].tolist(), x[3:6].tolist()]
-    assert dataset.y.tolist() == [x[1:4].tolist(), x[4:7].tolist()]
-
-
 def test_csv_reader_finds_the_label_by_name_and_takes_files_without_titles(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("\ufeffkind,a,b\r\n1,2.5,-3e2\r\n\r\n0, 4,5\r\n", encoding="utf-8")
@@ -352,4 +343,5 @@ def test_data_set_gives_some_of_its_samples_and_classes():
         "shape": (1, 8, 8),
         "ignore": None,
         "columns": (),
+        "tokens": None,
     }

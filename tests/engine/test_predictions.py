@@ -24,6 +24,7 @@ from equipoise.data import (
     Resize,
     ToFloat,
 )
+from equipoise.data.vocabulary import Vocabulary
 from equipoise.engine import evaluate
 from equipoise.engine.inputs import read_inputs
 from equipoise.engine.predict import Prediction, Written, predict, write_predictions
@@ -272,7 +273,7 @@ def test_language_goes_on_with_the_most_probable_words(
     (tmp_path / "a.txt").write_text("cat dog\n")
     (tmp_path / "b.txt").write_text("the\ncat\n")
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    inputs = list(read_inputs(paths, shape=(), vocabulary=WORDS))
+    inputs = list(read_inputs(paths, shape=(), vocabulary=Vocabulary("words", WORDS)))
     assert [x.tolist() for _, x in inputs] == [[1, 4], [0, 3, 1]]
     model = NextWord()
     found = list(
@@ -437,7 +438,7 @@ def test_bad_input_is_an_error_of_one_line_that_names_the_file(
 @pytest.mark.parametrize(
     ("name", "vocabulary", "reason"),
     [
-        ("binary.txt", WORDS, "cannot be read"),
+        ("binary.txt", WORDS, "is not text in UTF-8"),
         ("zero.txt", WORDS, "zero bytes"),
         ("blank.txt", WORDS, "holds no words"),
         ("page.png", WORDS, "must be text"),
@@ -449,15 +450,16 @@ def test_bad_text_is_an_error_of_one_line_that_names_the_file(
     tmp_path: Path, name: str, vocabulary: Sequence[str] | None, reason: str
 ) -> None:
     path = bad_file(tmp_path, name)
+    known = None if vocabulary is None else Vocabulary("words", tuple(vocabulary))
     with pytest.raises(DataError, match=reason) as caught:
-        list(read_inputs([path], shape=(4,), vocabulary=vocabulary))
+        list(read_inputs([path], shape=(4,), vocabulary=known))
     assert str(caught.value).startswith(f"{path}: ")
 
 
 def test_unknown_words_need_a_vocabulary_that_has_one_for_them(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("the dog")
-    with pytest.raises(DataError, match=r"a.txt: the word 'dog' is not in the vocabulary"):
-        list(read_inputs([tmp_path / "a.txt"], shape=(), vocabulary=("the",)))
+    with pytest.raises(DataError, match=r"a.txt: 'dog' is not in the vocabulary"):
+        list(read_inputs([tmp_path / "a.txt"], shape=(), vocabulary=Vocabulary("words", ("the",))))
 
 
 def test_what_the_model_refuses_names_the_sample(tmp_path: Path) -> None:

@@ -340,7 +340,7 @@ def test_check_says_what_does_not_fit(
         ("classification", Classification(3, label_smoothing=0.1)),
         ("arrays", Classification(3, label_smoothing=0.1)),
         ("segmentation", Segmentation(3, label_smoothing=0.1)),
-        ("text", LanguageModelling(3, label_smoothing=0.1)),
+        ("text", LanguageModelling(3, label_smoothing=0.1, window=1)),
     ],
 )
 def test_make_task_goes_by_the_data(kind: str, expected: Task) -> None:

@@ -360,6 +360,7 @@ TEXT_CASES: dict[str, tuple[Damage, str]] = {
     "empty": (put("ptb.train.txt", b" \n"), "holds no words"),
     "binary": (put("ptb.train.txt", b"a \xff\xfe b"), "not text in UTF-8"),
     "zero bytes": (put("ptb.train.txt", b"a\0b"), "zero bytes"),
+    "short": (put("ptb.train.txt", b"a b\nc"), "has 5 words in 'train', too few for one sample of"),
 }
 
 

@@ -188,18 +188,22 @@ TEXT = {
 }  # a blank that is not the end of a line
 
 
+REPEATED, LENGTH = 50, 64  # by default a sample has 64 words
+
+
 def write_text(folder: Path, split: str) -> Content:
     for name, file in (
         ("train", "ptb.train.txt"),
         ("val", "ptb.valid.txt"),
         ("test", "ptb.test.txt"),
     ):
-        (folder / file).write_text(TEXT[name], encoding="utf-8")
+        (folder / file).write_text(TEXT[name] * REPEATED, encoding="utf-8")
     # a 0, b 1, <eos> 2, c 3, <unk> 4
-    x = np.array(
-        {"train": [0, 1, 0, 2, 3, 4, 2], "val": [1, 4, 2], "test": [3, 3, 2, 2, 0, 2]}[split]
-    )
-    return x, np.append(x[1:], -100)
+    once = {"train": [0, 1, 0, 2, 3, 4, 2], "val": [1, 4, 2], "test": [3, 3, 2, 2, 0, 2]}[split]
+    numbers = np.array(once * REPEATED)
+    rows = (len(numbers) - 1) // LENGTH
+    x, y = numbers[: rows * LENGTH], numbers[1 : rows * LENGTH + 1]
+    return x.reshape(rows, LENGTH), y.reshape(rows, LENGTH)
 
 
 def table(split: str) -> Content:

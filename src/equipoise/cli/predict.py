@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> int:
         arguments.files,
         shape=(*run.about.shape[:1], *size),
         multiple=run.model.size_multiple if task.takes_whole_images else None,
-        vocabulary=run.classes if task.reads_text else None,
+        vocabulary=run.vocabulary if task.reads_text else None,
         columns=run.about.columns,
         on_bad_file=tell_bad,
     )

@@ -15,6 +15,7 @@ from torch.utils import data
 from equipoise.core import SettingError, choose
 from equipoise.data.bad_sample import BadSampleError, BadSamples, is_bad_sample
 from equipoise.data.errors import DataError
+from equipoise.data.vocabulary import Tokens
 
 __all__ = ["TASKS", "Dataset", "Task"]
 
@@ -42,6 +43,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         count: How many samples `sample` can read.
         ignore: The target that losses and scores must leave out, if there is one.
         columns: Names of the features of a table, if its file names them.
+        tokens: What a text was split into.
         files: The files of each sample, if samples are read one by one from files.
         bad: Where samples that cannot be read are noted, which `gather` then does without; `None`
             raises their errors.
@@ -58,6 +60,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     count: int = 0
     ignore: int | None = None
     columns: tuple[str, ...] = ()
+    tokens: Tokens | None = None
     files: tuple[tuple[Path, ...], ...] = ()
     bad: BadSamples | None = None
 
@@ -138,7 +141,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
 
     def about(self) -> dict[str, Any]:
         """Return what is known about the samples, as plain values."""
-        names = ("name", "task", "classes", "shape", "ignore", "columns")
+        names = ("name", "task", "classes", "shape", "ignore", "columns", "tokens")
         return {name: getattr(self, name) for name in names}
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:

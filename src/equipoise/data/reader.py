@@ -54,6 +54,17 @@ class Reader(ABC):
         """
         return True
 
+    @classmethod
+    def as_trained(cls, about: Dataset) -> dict[str, Any]:  # noqa: ARG003
+        """Return options with which it numbers classes as the data of a trained model.
+
+        By default none: the files say it all.
+
+        Args:
+            about: What is known of those data.
+        """
+        return {}
+
     def missing(self, folder: Path, *files: str) -> DataError:
         """Return the error that says which files to put where."""
         remedy = (

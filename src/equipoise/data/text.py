@@ -1,90 +1,178 @@
-"""Running text as word numbers."""
+"""Running text for language models."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
-import numpy as np
-import torch
-
-from equipoise.core import require_count
-from equipoise.data.bounded_io import find_file, read_file
+from equipoise.core import SettingError, choose, require_between, require_count
+from equipoise.data.bounded_io import data_errors_of, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import DATASETS, Reader
+from equipoise.data.vocabulary import TOKENS, Tokens, Vocabulary, split_text
 
 __all__ = ["Text"]
 
-_FILES = {"train": "ptb.train.txt", "val": "ptb.valid.txt", "test": "ptb.test.txt"}
-_UNKNOWN, _END = "<unk>", "<eos>"
-IGNORE = -100  # what torch's cross entropy leaves out by default
+_NAMES = {"train": "train", "val": "val|valid|validation|dev", "test": "test"}
+_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
 
 
 @final
 @DATASETS.register("text")
 @dataclass(frozen=True)
 class Text(Reader):
-    """Running text for language models, as the Penn Treebank is published.
+    """Running text for language models, as words, characters or bytes.
 
-    Words are separated by blanks, each line ends in `<eos>`, and the vocabulary is that of the
-    training file in order of first appearance, with `<unk>` for all other words (Marcus et al.,
-    1993; Mikolov et al., 2010). `x` is one long tensor, and `y` is the next word of each.
+    A sample is a segment of `length` tokens, `x` of shape (length,), and `y` is the token after
+    each of them; what is left over at the end of the text is dropped. The vocabulary is that of the
+    training text, in order of first appearance, with `<unk>` for all that is not in it.
+
+    The files of a folder are found by their names: `train.txt`, `ptb.train.txt`,
+    `wiki.train.tokens`; `valid`, `val` or `dev`; `test`; or all files of a folder `train`. A single
+    file, or a folder whose files are not named so, is all training text, of which `holdout` keeps
+    the end apart. Words are separated by blanks, and each line ends in `<eos>`, as the Penn
+    Treebank is published (Marcus et al., 1993; Mikolov et al., 2010).
 
     Args:
-        length: Cuts `x` and `y` into rows of this many words, each of which is a sample; what is
-            left over is dropped.
+        length: How many tokens a sample has.
+        tokens: What the text is split into: `words`, `characters` or `bytes`.
+        max_vocabulary: How many tokens to know at most, the most frequent ones; by default all.
+        holdout: Fraction of the training text, its end, that is the split `val` in place of a file.
+            In a config, write data.holdout.
+        vocabulary: The tokens to know, in place of those of the training text.
     """
 
     name = "text"
-    summary = "Running text as word numbers (ptb.train.txt, ptb.valid.txt, ptb.test.txt)."
+    summary = "Running text as words, characters or bytes (train.txt, valid.txt, test.txt)."
     splits = ("train", "val", "test")
+    scored = ("test", "val")
 
-    length: int | None = None
+    length: int = 64
+    tokens: Tokens = "words"
+    max_vocabulary: int | None = None
+    holdout: float = 0.0
+    vocabulary: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.length is not None:
-            require_count("Text.length", self.length)
+        require_count("Text.length", self.length)
+        choose("Text.tokens", self.tokens, TOKENS)
+        require_between("Text.holdout", self.holdout, 0, 1, "[)")
+        if self.max_vocabulary is None:
+            return
+        require_count("Text.max_vocabulary", self.max_vocabulary)
+        if self.tokens == "bytes":
+            raise SettingError(
+                "Text.max_vocabulary", "be left out for bytes, of which there are 256", 256
+            )
+        if self.max_vocabulary < 3:
+            raise SettingError(
+                "Text.max_vocabulary",
+                "be at least 3, since <eos> and <unk> are among them",
+                self.max_vocabulary,
+            )
+
+    @classmethod
+    def as_trained(cls, about: Dataset) -> dict[str, Any]:
+        return {"vocabulary": about.classes}
+
+    def has(self, folder: Path, split: str) -> bool:
+        if split == "val" and self.holdout:
+            return False  # it is part of the training text
+        return bool(_find_files(folder, split))
 
     def read(self, folder: Path, split: str) -> Dataset:
-        files = dict.fromkeys((_FILES["train"], _FILES[split]))
-        absent = [file for file in files if find_file(folder, file) is None]
-        if absent:
-            raise self.missing(folder, *absent)
-        words = _words(folder / _FILES["train"])
-        vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*words, _END, _UNKNOWN]))}
-        if split != "train":
-            words = _words(folder / _FILES[split])
-        unknown = vocabulary[_UNKNOWN]
-        x = torch.from_numpy(
-            np.fromiter(
-                (vocabulary.get(word, unknown) for word in words), dtype=np.int64, count=len(words)
+        held = self.holdout > 0 and split == "val"
+        part = self._read(folder, "train" if held else split)
+        train: Sequence[str] | None = part if held or split == "train" else None
+        if self.holdout and train is not None:
+            cut = round(len(train) * (1 - self.holdout))
+            part, train = (train[cut:] if held else train[:cut]), train[:cut]
+        if self.vocabulary:
+            vocabulary = Vocabulary(self.tokens, self.vocabulary)
+        elif self.tokens == "bytes":
+            vocabulary = Vocabulary.learn("bytes", "")  # all of them, whatever was read
+        else:
+            if train is None:
+                train = self._read(folder, "train")
+                train = train[: round(len(train) * (1 - self.holdout))]
+            vocabulary = Vocabulary.learn(self.tokens, train, self.max_vocabulary)
+        rows = (len(part) - 1) // self.length  # the last token has no next one
+        if rows < 1:
+            raise DataError(
+                folder,
+                f"has {len(part)} {self.tokens} in {split!r}, too few for one sample of "
+                f"{self.length} and the one after them; choose a smaller length",
             )
-        )
-        y = torch.cat([x[1:], torch.tensor([IGNORE])])
-        if self.length is not None:
-            rows = (len(x) - 1) // self.length  # the last word has no next one
-            if not rows:
-                raise DataError(
-                    folder / _FILES[split],
-                    f"holds {len(x)} words, too few for one row of {self.length}",
-                )
-            x, y = (tensor[: rows * self.length].reshape(rows, self.length) for tensor in (x, y))
+        numbers = vocabulary.encode(part[: rows * self.length + 1])
+        x, y = (each.reshape(rows, self.length) for each in (numbers[:-1], numbers[1:]))
         return Dataset(
-            self.name, split, "text", tuple(vocabulary), tuple(x.shape[1:]), x, y, ignore=IGNORE
+            self.name,
+            split,
+            "text",
+            vocabulary.names,
+            (self.length,),
+            x.contiguous(),
+            y.contiguous(),
+            tokens=self.tokens,
         )
 
+    def _read(self, folder: Path, split: str) -> Sequence[str]:
+        """The tokens of a split."""
+        files = _find_files(folder, split)
+        if not files:
+            raise self.missing(folder, f"a file {split}.txt")
+        found = []
+        for file in files:
+            try:
+                found.append(split_text(read_file(file), self.tokens))
+            except DataError:
+                raise
+            except ValueError as error:
+                raise DataError(file, error) from error
+        if len(found) == 1:
+            return found[0]
+        return list(chain(*found)) if self.tokens == "words" else "".join(chain(*found))
 
-def _words(path: Path) -> list[str]:
-    content = read_file(path)
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(path, f"is not text in UTF-8 (byte {error.start})") from error
-    if "\0" in text:
-        raise DataError(path, "is not text: it holds zero bytes")
-    if not text.strip():
-        raise DataError(path, "holds no words")
-    # Lines end at line feeds only: splitlines would also cut at rarer characters within them.
-    return [word for line in text.removesuffix("\n").split("\n") for word in (*line.split(), _END)]
+
+def _find_files(folder: Path, split: str) -> list[Path]:
+    """The files of a split; all of a single file is training text, or of files named otherwise."""
+    if folder.is_file():
+        return [folder] if split == "train" else []
+    if not folder.is_dir():
+        return []
+    with data_errors_of(folder):
+        named = [_find_named(folder, names) for names in _NAMES.values()]
+        found = named[list(_NAMES).index(split)]
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise DataError(folder, f"has several texts for {split!r}: {names}; leave one of them")
+        if found and found[0].is_dir():
+            return _list_texts(found[0])
+        if found or any(named) or split != "train":
+            return found
+        return _list_texts(folder)
+
+
+def _find_named(folder: Path, names: str) -> list[Path]:
+    """Files and folders that are named like a split."""
+    pattern = re.compile(rf"(?:.*[._-])?(?:{names})", re.IGNORECASE)
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if (path.is_dir() and re.fullmatch(names, path.name))
+        or (path.suffix in _SUFFIXES and pattern.fullmatch(path.stem) and path.is_file())
+    )
+
+
+def _list_texts(folder: Path) -> list[Path]:
+    """All texts in a folder and below, sorted."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file()
+    )

@@ -21,10 +21,9 @@ from equipoise.data.bounded_io import data_errors_of, read_file, require_room
 from equipoise.data.csv_table import has_titles, parse_number
 from equipoise.data.image import SUFFIXES, list_images, read_image
 from equipoise.data.numpy_table import read_npy
+from equipoise.data.vocabulary import Vocabulary
 
-__all__ = ["encode", "read_inputs"]
-
-UNKNOWN, END = "<unk>", "<eos>"  # as the reader of text marks unknown words and ends of lines
+__all__ = ["read_inputs"]
 
 
 def read_inputs(
@@ -32,7 +31,7 @@ def read_inputs(
     *,
     shape: Sequence[int],
     multiple: int | None = None,
-    vocabulary: Sequence[str] | None = None,
+    vocabulary: Vocabulary | None = None,
     columns: Sequence[str] = (),
     on_bad_file: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
@@ -51,8 +50,8 @@ def read_inputs(
         shape: Of a sample: channels, height and width, or the number of features.
         multiple: What height and width must be multiples of, if they need not be those of `shape`
             (`Model.size_multiple`); each is brought to the nearest one.
-        vocabulary: All words of a language model, whose inputs are text: `.txt` files, of one
-            sample each.
+        vocabulary: The tokens of a language model, whose inputs are text: files of one sample
+            each.
         columns: Names of the features that the model was trained on (`Dataset.columns`).
         on_bad_file: Called with what is wrong with a file or a folder, which is then left out; by
             default the first bad one ends the reading.
@@ -92,36 +91,17 @@ def _list_files(path: Path) -> list[Path]:
         return [path]
 
 
-def encode(text: str, vocabulary: Sequence[str]) -> Tensor:
-    """Return the numbers of the words of a text, int64 of shape (words,).
-
-    Ends of lines within it are `<eos>`.
-
-    Args:
-        text: Words between blanks.
-        vocabulary: All known words; others become `<unk>`.
-    """
-    numbers = {word: i for i, word in enumerate(vocabulary)}
-    words = [word for line in text.strip().split("\n") for word in (*line.split(), END)][:-1]
-    strange = next((word for word in words if word not in numbers), None)
-    if strange is not None and UNKNOWN not in numbers:
-        raise ValueError(f"the word {strange!r} is not in the vocabulary, which has no {UNKNOWN}")
-    return torch.tensor(
-        [numbers.get(word, numbers.get(UNKNOWN, 0)) for word in words], dtype=torch.int64
-    )
-
-
 def _read(
     path: Path,
     shape: tuple[int, ...],
     multiple: int | None,
-    vocabulary: Sequence[str] | None,
+    vocabulary: Vocabulary | None,
     columns: tuple[str, ...],
 ) -> Iterator[tuple[str, Tensor]]:
     suffix = path.suffix.lower()
     if vocabulary is not None:
-        if suffix != ".txt":
-            raise DataError(path, "must be text (.txt) for a language model")
+        if suffix in (*SUFFIXES, ".npy", ".npz", ".csv"):
+            raise DataError(path, "must be text for a language model")
         yield str(path), _text(path, vocabulary)
     elif suffix in SUFFIXES:
         yield str(path), _image(path, shape, multiple)
@@ -136,15 +116,11 @@ def _read(
         )
 
 
-def _text(path: Path, vocabulary: Sequence[str]) -> Tensor:
-    with data_errors_of(path):
-        text = read_file(path).decode("utf-8-sig")
-    if "\0" in text:
-        raise DataError(path, "is not text: it holds zero bytes")
-    if not text.strip():
-        raise DataError(path, "holds no words")
+def _text(path: Path, vocabulary: Vocabulary) -> Tensor:
     try:
-        return encode(text, vocabulary)
+        return vocabulary.encode_prompt(read_file(path))
+    except DataError:
+        raise
     except ValueError as error:
         raise DataError(path, error) from error
 

@@ -25,6 +25,7 @@ from equipoise.core import (
 )
 from equipoise.data import Dataset, Transform, batch_count, batches
 from equipoise.engine.check_settings import check_settings
+from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.log import MetricLog
@@ -122,6 +123,9 @@ class Trainer:
         self.epochs = -(-self.steps // self.steps_per_epoch)
 
         self.model = model.to(self.group.device)
+        if task.reads_text and len(train):
+            x, y = next(batches(train, trial_size(train), shuffle=False, transform=test_transform))
+            check_model(self.model, task, x.to(self.group.device), y.to(self.group.device))
         self.optimizer = make_optimizer(model, self.optimizer_settings)
         if any(isinstance(part, Cell) and projects_of(part) for part in model.modules()):
             project_norms_after(self.optimizer, model)

@@ -24,6 +24,7 @@ from equipoise.data import (
 )
 from equipoise.data.image import MAX_PIXELS
 from equipoise.engine import Task
+from equipoise.engine.dependence import check_model, trial_size
 from equipoise.models import Model, create_model, model_options
 from equipoise.runs.config import Config
 from equipoise.runs.sections import DataConfig, ModelConfig, as_config_error
@@ -145,7 +146,7 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
     Args:
         model: The model.
         task: The task.
-        dataset: The samples, of which it gets one.
+        dataset: The samples, of which it gets some.
         transform: What is done to them.
     """
     if not len(dataset):
@@ -154,7 +155,7 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
             f"{dataset.name!r}."
         )
     training = model.training
-    samples = batches(dataset, 1, shuffle=False, transform=transform)
+    samples = batches(dataset, trial_size(dataset), shuffle=False, transform=transform)
     x, y = next(((x, y) for x, y in samples if len(x)), (None, None))
     if x is None or y is None:
         raise ValueError(
@@ -173,7 +174,8 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
                 f"take samples of shape {tuple(x.shape[1:])} from {dataset.name!r}",
                 model.name,
                 "The models that come with Equipoise take images; for tables and text, name a "
-                "function of your own: model.name = 'package.module:function'.",
+                "function of your own: model.name = 'package.module:function' "
+                "(docs/how_to/model.md).",
             ) from error
         if "memory" in str(error) or isinstance(error, ValueError):
             raise
@@ -187,5 +189,5 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
         raise SettingError(
             f"The output of model {model.name!r}", "be a tensor of floats", output, got=str(kind)
         )
-    task.check(output, y)
     model.train(training)
+    check_model(model, task, x, y, output)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.core import SettingError
 from equipoise.data import DATASETS, BadSamples, Dataset, find_scored_split, load_data
@@ -47,19 +49,40 @@ def load_samples(data: DataConfig) -> Samples:
     if not data.subset and not data.holdout:
         assert test is not None  # load_test would have said so
         return Samples(train, test, test, bad)
-    order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0))
-    if data.subset > len(train):
-        rule = f"be at most {len(train)}, the number of training samples"
-        raise SettingError("data.subset", rule, data.subset)
-    order = order[: data.subset or len(train)]
+    if data.holdout and _holds_out(data):
+        # What a reader learns from training samples, such as a vocabulary, knows nothing of others.
+        watched = replace(_load(data, "val"), bad=bad)
+        kept = train.select_rows(_draw(data, len(train))) if data.subset else train
+        return Samples(kept, watched, test, bad)
+    order = _draw(data, len(train))
     held = round(data.holdout * len(order))
     if data.holdout and not 0 < held < len(order):
         got = f"{data.holdout} of {len(order)} samples"
         raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
     kept = train.select_rows(order[: len(order) - held])
-    watched = train.select_rows(order[len(order) - held :]) if held else test
-    assert watched is not None  # either some are held out, or load_test would have said so
-    return Samples(kept, watched, test, bad)
+    scored = train.select_rows(order[len(order) - held :]) if held else test
+    assert scored is not None  # either some are held out, or load_test would have said so
+    return Samples(kept, scored, test, bad)
+
+
+def _holds_out(data: DataConfig) -> bool:
+    """Whether a reader itself keeps the end of the training data apart."""
+    return "holdout" in [option.name for option in fields(DATASETS[data.name])]
+
+
+def _reader_options(data: DataConfig) -> dict[str, Any]:
+    if data.holdout and _holds_out(data):
+        return {**data.options, "holdout": data.holdout}
+    return dict(data.options)
+
+
+def _draw(data: DataConfig, count: int) -> Tensor:
+    """The training samples to use, in a fixed shuffled order."""
+    if data.subset > count:
+        rule = f"be at most {count}, the number of training samples"
+        raise SettingError("data.subset", rule, data.subset)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    return order[: data.subset or count]
 
 
 def require_alike(train: Dataset, other: Dataset) -> None:
@@ -101,7 +124,7 @@ def load_test(data: DataConfig) -> Dataset | None:
         data: Of which data set.
     """
     with _config_errors(data):
-        split = find_scored_split(data.name, data.root or None, **data.options)
+        split = find_scored_split(data.name, data.root or None, **_reader_options(data))
     if split is not None:
         return _load(data, split)
     if data.holdout:
@@ -149,7 +172,8 @@ def _config_errors(data: DataConfig) -> Iterator[None]:
 
 def _load(data: DataConfig, split: str) -> Dataset:
     with _config_errors(data):
-        dataset = load_data(data.name, split, data.root or None, data.download, **data.options)
+        options = _reader_options(data)
+        dataset = load_data(data.name, split, data.root or None, data.download, **options)
     try:
         dataset = dataset.select_classes(data.classes) if data.classes else dataset
     except SettingError as error:

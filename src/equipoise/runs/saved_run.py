@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from equipoise.analysis import certify
-from equipoise.core import SettingError, SourceError
-from equipoise.data import Dataset, Transform
+from equipoise.core import SettingError, SourceError, choose
+from equipoise.data import DATASETS, Dataset, Transform
+from equipoise.data.vocabulary import TOKENS, Vocabulary
 from equipoise.engine import (
     CheckpointError,
     Evaluation,
@@ -53,6 +54,11 @@ class Run:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes."""
         return self.about.classes
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of a language model."""
+        return Vocabulary(self.about.tokens or "words", self.about.classes)
 
 
 def open_run(folder: Path) -> Run:
@@ -118,6 +124,8 @@ def evaluate_run(
     """
     run = open_run(folder)
     data = run.config.data if root is None else replace(run.config.data, root=root)
+    known = DATASETS[data.name].as_trained(run.about)
+    data = replace(data, options={**data.options, **known})
     dataset = load_part(data, split)
     train = run.config.train
     try:
@@ -143,6 +151,9 @@ def _about(values: dict[str, Any]) -> Dataset:
     columns = values.get("columns", [])  # only tables have them
     if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
         raise ValueError(f"columns of its data cannot be {columns!r}")
+    tokens = values.get("tokens")  # only texts have them
+    if tokens is not None:
+        choose("tokens of its data", tokens, TOKENS)
     odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
     odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
     if odd:
@@ -158,4 +169,5 @@ def _about(values: dict[str, Any]) -> Dataset:
         empty,
         ignore=values["ignore"],
         columns=tuple(columns),
+        tokens=tokens,
     )

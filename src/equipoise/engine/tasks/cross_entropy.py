@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from torch.nn import functional
 
 from equipoise.core import SettingError, require_between, require_count
 from equipoise.data import Dataset
-from equipoise.engine.inputs import END
+from equipoise.data.vocabulary import Tokens, Vocabulary
 from equipoise.engine.tasks.answer import Answer, LabelAnswer, MaskAnswer, TextAnswer
 from equipoise.engine.tasks.metric import Metric
 from equipoise.engine.tasks.score import Labels, Mean, Overlap, Score
@@ -190,17 +189,18 @@ class Segmentation(_CrossEntropy):
 @TASKS.register("language")
 @dataclass(frozen=True)
 class LanguageModelling(_CrossEntropy):
-    """The next word after each word, by cross-entropy.
+    """The next token after each token of a text, by cross-entropy.
 
-    Scored by `perplexity`, `exp` of the mean cross-entropy over words, without smoothing. Answers
-    continue a text by the most probable word, again and again.
+    Scored by `perplexity`, `exp` of the mean cross-entropy over tokens, without smoothing. Answers
+    continue a text by the most probable token, again and again.
 
     Args:
-        classes: How many words the vocabulary has.
-        ignore: The target of words that do not count.
-        label_smoothing: Fraction of the true word's weight that is spread over all words.
-        continuation: How many words an answer adds to a text.
-        window: How many of the last words the model sees in doing so; by default all.
+        classes: How many tokens the vocabulary has.
+        ignore: The target of tokens that do not count.
+        label_smoothing: Fraction of the true token's weight that is spread over all tokens.
+        tokens: What they are: `words`, `characters` or `bytes`.
+        continuation: How many tokens an answer adds to a text.
+        window: How many of the last tokens the model sees in doing so; by default all.
 
     Shape:
         Outputs (batch, length, classes), targets (batch, length).
@@ -212,6 +212,7 @@ class LanguageModelling(_CrossEntropy):
     data_kinds = ("text",)
     reads_text = True
 
+    tokens: Tokens = field(default="words", kw_only=True)
     continuation: int = field(default=20, kw_only=True)
     window: int | None = field(default=None, kw_only=True)
 
@@ -224,7 +225,33 @@ class LanguageModelling(_CrossEntropy):
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
         require_data(cls.name, dataset, cls.data_kinds, "be text")
-        return cls(len(dataset.classes), ignore=dataset.ignore, label_smoothing=label_smoothing)
+        tokens = dataset.tokens or "words"
+        return cls(
+            len(dataset.classes),
+            ignore=dataset.ignore,
+            label_smoothing=label_smoothing,
+            tokens=tokens,
+            continuation=20 if tokens == "words" else 100,
+            # A model need not know what to do with more than it has seen in training.
+            window=dataset.shape[0] if dataset.shape else None,
+        )
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        if target.dim() != 2:
+            raise self.mismatch(
+                "target",
+                "have the shape (batch, length), a text in each row",
+                f"shape {tuple(target.shape)}",
+            )
+        batch, length = target.shape
+        if batch != length and output.shape == (length, batch, self.classes):
+            raise self.mismatch(
+                "output",
+                "have the shape (batch, length, classes), the batch first",
+                f"shape {tuple(output.shape)} for a batch of {batch} texts of {length} tokens",
+                "Swap its first two dimensions.",
+            )
+        super().check(output, target)
 
     def score(self) -> Score:
         def measure(output: Tensor, target: Tensor) -> Tensor:
@@ -235,7 +262,8 @@ class LanguageModelling(_CrossEntropy):
 
     def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
         """Return the most probable next word after each text."""
-        return [_text([word], classes) for word in self.predict(output)[:, -1].tolist()]
+        found = self.predict(output)[:, -1:].tolist()
+        return [self._text(tokens, classes) for tokens in found]
 
     def respond(
         self, model: Callable[[Tensor], Tensor], x: Tensor, classes: Sequence[str]
@@ -248,7 +276,10 @@ class LanguageModelling(_CrossEntropy):
                     f"({len(x)}, length, {len(classes)}) expected"
                 )
             x = torch.cat([x, self.predict(output)[:, -1:]], dim=1)
-        return [_text(words, classes) for words in x.tolist()]
+        return [self._text(tokens, classes) for tokens in x.tolist()]
+
+    def _text(self, numbers: Sequence[int], classes: Sequence[str]) -> TextAnswer:
+        return TextAnswer(Vocabulary(self.tokens, tuple(classes)).decode(numbers))
 
     def _classes_last(self, output: Tensor) -> Tensor:
         return output
@@ -271,8 +302,3 @@ def label_answers(probability: Tensor, best: Tensor, classes: Sequence[str]) -> 
         LabelAnswer(tuple((classes[i], row[i]) for i in ranked))
         for ranked, row in zip(order.tolist(), probability.tolist(), strict=True)
     ]
-
-
-def _text(words: Sequence[int], vocabulary: Sequence[str]) -> TextAnswer:
-    text = " ".join(vocabulary[word] for word in words)
-    return TextAnswer(re.sub(rf" ?{END} ?", "\n", text))
