@@ -91,26 +91,30 @@ def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNet
 
 @register_model("opteq-cifar10-199k")
 def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """CIFAR-10, five layers of 16 to 128 channels (OptEq, Tables 3, 5 and 8).
+    """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters (OptEq, Tables 3, 5, 8).
 
-    There are 199 k parameters in the equilibrium.
+    The state has 29 channels, with which there are 198,013 parameters in all; the paper does not
+    give their number.
 
     Args:
         num_classes: Number of classes.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 30, (16, 32, 64, 128, 128), 4, num_classes, options)
+    return _pooled((3, 32, 32), 29, (16, 32, 64, 128, 128), 4, num_classes, options)
 
 
 @register_model("opteq-cifar10-162k")
 def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
-    """CIFAR-10, five layers of 16 to 128 channels with 162 k parameters in all (OptEq, Table 4).
+    """CIFAR-10, five layers of 16 to 128 channels with at most 162 k parameters (OptEq, Table 4).
+
+    Input and state have 28 channels, so that a solve starts at the input as in Algorithm 1, and
+    there are 158,878 parameters in all; with 29 there would be 164,541.
 
     Args:
         num_classes: Number of classes.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 29, (16, 32, 64, 64, 128), 4, num_classes, options, features=28)
+    return _pooled((3, 32, 32), 28, (16, 32, 64, 64, 128), 4, num_classes, options)
 
 
 @register_model("opteq-cifar10-1.4m")
@@ -134,17 +138,15 @@ def _pooled(
     num_classes: int,
     options: OptEqOptions,
     *,
-    features: int | None = None,
     stride: int = 2,
 ) -> ImageNetwork:
     """An extractor of one convolution, convolutional layers, and averages over a grid.
 
-    There are as many features as channels by default.
+    Input and state have the same channels, so that a solve starts at the input (Algorithm 1).
     """
-    features = features or channels
     return ImageNetwork(
-        convolutional_extractor(input_shape[0], [features], stride=stride),
-        OptEqConv2d(features, channels, hidden, **_solved_to(SMALL, options)),
+        convolutional_extractor(input_shape[0], [channels], stride=stride),
+        OptEqConv2d(channels, channels, hidden, **_solved_to(SMALL, options)),
         PooledHead(channels, grid, num_classes),
         input_shape,
         size_multiple=1,
@@ -153,15 +155,13 @@ def _pooled(
 
 @register_model("opteq-imagenet-small")
 def imagenet_small(
-    *, num_classes: int = 1000, layers: int = 13, **options: Unpack[OptEqOptions]
+    *, num_classes: int = 1000, layers: int = 5, **options: Unpack[OptEqOptions]
 ) -> ImageNetwork:
     """ImageNet, separable layers after two stages of ResNet-50 (OptEq-Small, Table 6).
 
-    There are 18 M parameters without the classifier.
-
-    The table gives five layers and 7 M parameters, which contradict each other: layers of its
-    kernels and channels have 0.53 M each. 13 layers have the published size, five the published
-    number.
+    The number of layers is the paper's, which also speaks of five learned alphas. They have 2.7 M
+    parameters, 0.53 M each, and the network without its classifier 13.6 M; the table gives 7 M and
+    18 M, which contradict its kernels and channels. 13 layers have the published size.
 
     Args:
         num_classes: Number of classes.
@@ -184,15 +184,14 @@ def imagenet_small(
 
 @register_model("opteq-imagenet-mid")
 def imagenet_mid(
-    *, num_classes: int = 1000, layers: int = 8, **options: Unpack[OptEqOptions]
+    *, num_classes: int = 1000, layers: int = 3, **options: Unpack[OptEqOptions]
 ) -> ImageNetwork:
     """ImageNet, pairs of separable layers after two Wide-ResNet-50 stages (OptEq-Middle, Table 6).
 
-    There are 40 M parameters without the classifier.
-
     `W_l` is a depthwise 5 x 5 convolution from 512 to 1024 channels, a mix to 512, a depthwise 3 x
-    3 convolution and a mix. The table gives three layers and 13 M parameters, which contradict each
-    other: each has 1.6 M. 8 layers have the published size.
+    3 convolution and a mix. The number of layers is the table's. They have 4.9 M parameters, 1.6 M
+    each, and the network without its classifier 31.9 M; the table gives 13 M and 40 M, which
+    contradict its kernels and channels. 8 layers have the published size.
 
     Args:
         num_classes: Number of classes.
