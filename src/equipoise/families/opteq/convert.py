@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from equipoise.core.validate import SettingError
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
+from equipoise.families.opteq.convert_network import convert_network
 from equipoise.families.opteq.feedforward import factorize, read
 from equipoise.families.opteq.layer import OptEq
 from equipoise.layers.cell import Cell
@@ -110,6 +112,8 @@ def to_hidden_units(net: object, state_features: int | None = None) -> HiddenUni
 def to_opteq(
     net: object,
     state_features: int | None = None,
+    *,
+    input_shape: Sequence[int] | None = None,
     **solve: Unpack[SolveOptions],
 ) -> nn.Sequential:
     """Return a deep OptEq and a head that compute what a network computes (OptEq, Lemma 2).
@@ -119,11 +123,25 @@ def to_opteq(
     the first layer as it is and trains all others. The parts of the result are called `first`
     (where there is an `nn.Flatten`), `equilibrium`, `head` and `last` (where something follows).
 
+    With an `input_shape` the network may have convolutions and shortcuts (`x + f(x)`), whatever its
+    class: its `forward` is followed. Convolutions, linear layers, average pooling, batch
+    normalisation in evaluation mode (which becomes part of the weights before it), flattening and
+    sums are affine; max pooling is made of `max(a, b) = a + relu(b - a)`, which takes a layer for
+    each doubling of the window. Each layer has the operator of `equipoise.families.opteq.wiring`,
+    whose matrices are the network's own: its kernels are trained as kernels.
+
     Args:
-        net: As for `to_hidden_units`.
-        state_features: As for `to_hidden_units`.
+        net: As for `to_hidden_units`; with an `input_shape` any such `nn.Module`.
+        state_features: As for `to_hidden_units`; follows from the network with an `input_shape`.
+        input_shape: The shape of a sample, such as (3, 32, 32), for convolutional and residual
+            networks.
         **solve: See `SolveOptions`; the solver is `fixed_point` by default.
     """
+    if input_shape is not None:
+        if state_features is not None:
+            rule = "be left out with an input_shape, from which it follows"
+            raise SettingError("to_opteq.state_features", rule, state_features)
+        return convert_network(net, input_shape, SINGLE_PASS | solve)
     parts = read(net, "to_opteq")
     _, *own, out = factorize(parts, state_features, "to_opteq")
     A = parts.matrices[0]

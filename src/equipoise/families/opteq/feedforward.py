@@ -22,6 +22,8 @@ __all__ = ["FeedForward", "factorize", "read"]
 MAX_LOST_UNITS = 4
 """Larger errors of the factors' products, in units in the last place, need a larger state."""
 
+WITH_SHAPE = " For other networks, give to_opteq an input_shape."
+
 ROUNDING = 1e-13
 """Errors of computing the factors in float64 stay below this for units of similar scales."""
 
@@ -180,6 +182,7 @@ def _admissible(place: str, module: nn.Module) -> Activation:
         raise ValueError(
             f"{place} must be an nn.Linear or an admissible activation; got "
             f"{type(module).__name__}{f': {error}' if known else '.'}"
+            f"{'' if known else WITH_SHAPE}"
         ) from None
 
 
