@@ -2,8 +2,9 @@
 
 from equipoise.operators.composed import Composed, separable
 from equipoise.operators.convolution import Convolution, Padding
+from equipoise.operators.convolution_norm import convolution_bound
 from equipoise.operators.dense import Dense
-from equipoise.operators.norms import convolution_bound, dense_norm
+from equipoise.operators.norms import dense_norm
 from equipoise.operators.operator import Operator, OperatorWeights
 
 __all__ = [

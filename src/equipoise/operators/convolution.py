@@ -12,8 +12,12 @@ from torch import Tensor, nn
 from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import require_count
-from equipoise.operators.norms import convolution_bound
-from equipoise.operators.operator import START_NORM, Operator, OperatorWeights
+from equipoise.operators.convolution_norm import (
+    convolution_bound,
+    convolution_within,
+    slack_of,
+)
+from equipoise.operators.operator import START_NORM, Operator, OperatorWeights, distance
 from equipoise.operators.orthogonal import (
     descend_to_frame,
     nearest_frame,
@@ -108,6 +112,14 @@ class Convolution(Operator):
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return convolution_bound(weights[0], groups=self.groups)
+
+    def within(self, weights: OperatorWeights, limit: float) -> bool:
+        return convolution_within(weights[0], limit, groups=self.groups)
+
+    def drift(self, weights: OperatorWeights, other: OperatorWeights) -> float:
+        # |K(w)| <= sum_t |K_t| <= sqrt(h w) |K|_F at every frequency.
+        taps = self.kernel.shape[2] * self.kernel.shape[3]
+        return slack_of(weights[0]) * math.sqrt(taps) * distance(weights[0], other[0])
 
     @torch.no_grad()
     def draw_frame_(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.operators.norms import dense_norm
-from equipoise.operators.operator import START_NORM, Operator, OperatorWeights
+from equipoise.operators.operator import START_NORM, Operator, OperatorWeights, distance
 from equipoise.operators.orthogonal import nearest_frame, symbol_floor
 
 __all__ = ["Dense"]
@@ -55,6 +55,11 @@ class Dense(Operator):
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return dense_norm(weights[0])
+
+    def drift(self, weights: OperatorWeights, other: OperatorWeights) -> float:
+        # A bound is rounded up by a few units itself.
+        eps = torch.finfo(weights[0].dtype).eps
+        return distance(weights[0], other[0]) * (1 + 8 * eps)
 
     @torch.no_grad()
     def draw_frame_(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import SettingError
 
-__all__ = ["START_NORM", "Operator", "OperatorWeights", "is_recorded", "plus"]
+__all__ = ["START_NORM", "Operator", "OperatorWeights", "distance", "is_recorded", "plus"]
 
 OperatorWeights = tuple[Tensor, ...]
 """The weights of an operator, in its own order."""
@@ -34,6 +35,13 @@ def plus(value: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
         if is_recorded(value)
         else value.add_(other, alpha=alpha)
     )
+
+
+@torch.no_grad()
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return the Frobenius norm of a difference, rounded up: a bound of its spectral norm."""
+    found = torch.linalg.vector_norm(one - other, dtype=torch.float64)
+    return float(found) * (1 + 4 * torch.finfo(one.dtype).eps)
 
 
 class Operator(nn.Module, ABC):
@@ -61,6 +69,18 @@ class Operator(nn.Module, ABC):
     @abstractmethod
     def bound(self, weights: OperatorWeights) -> Tensor:
         """Return a proven upper bound of the operator norm, differentiable."""
+
+    def within(self, weights: OperatorWeights, limit: float) -> bool:
+        """Return whether `bound(weights)` is at most a limit; overridden where that costs less."""
+        return bool(self.bound(weights) <= limit)
+
+    def drift(self, weights: OperatorWeights, other: OperatorWeights) -> float:
+        """Return a number that `bound(weights)` is at most above `bound(other)`, for one pass.
+
+        `|W + dW| <= |W| + |dW|`: a bound stays proven while weights move, until this number uses up
+        what is left to a limit. It is not finite if the weights are not, or if nothing is known.
+        """
+        return math.inf
 
     @abstractmethod
     def zeros(self, c: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equipoise.operators.norms import convolution_bound
+from equipoise.operators.convolution_norm import convolution_bound
 
 __all__ = ["descend_to_frame", "nearest_frame", "swap_channels", "symbol_floor"]
 

@@ -195,7 +195,7 @@ def test_project_divides_large_weights_only():
     small = layer.layers.operators[1].weight.clone()
     project_norms(nn.Sequential(layer))
     x = torch.randn(1, 3)
-    assert norms(layer, x)[0] == pytest.approx(0.7, rel=1e-4)
+    assert norms(layer, x)[0] == pytest.approx(0.99 * 0.7, rel=1e-4)  # room for the next steps
     assert norms(layer, x)[0] <= 0.7 * (1 + 1e-6)
     assert torch.equal(layer.layers.operators[1].weight, small)
 

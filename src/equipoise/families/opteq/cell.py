@@ -21,7 +21,6 @@ from equipoise.families.opteq.norm_control import (
     NormControl,
     draw_frames_,
     orthogonalize_,
-    project_norm_,
     require_norm_control,
 )
 from equipoise.families.opteq.objective import state_problem
@@ -285,7 +284,7 @@ class OptEqCell(Cell):
     @torch.no_grad()
     def project_(self) -> None:
         """Divide weights whose norm is too large, or make them orthogonal, in place."""
-        bring = orthogonalize_ if self.norm == "orthogonal" else project_norm_
+        bring = orthogonalize_ if self.norm == "orthogonal" else self._control.project_
         for layer, operator in enumerate(self._operators):
             bring(layer, operator, self.limit(layer))
 

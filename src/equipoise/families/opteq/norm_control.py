@@ -22,12 +22,18 @@ __all__ = [
     "NormControl",
     "draw_frames_",
     "orthogonalize_",
-    "project_norm_",
     "require_norm_control",
 ]
 
 Norm = Literal["none", "scale", "project", "orthogonal"]
 Init = Literal["auto", "small", "orthogonal"]
+
+ROOM = 0.01
+"""How far below its limit a projected norm lies, relative to it."""
+LASTING = 4
+"""Steps for which a bound must suffice for the next one to pay."""
+PATIENCE = 50
+"""Steps after which the next bound is computed in any case."""
 
 BOUND = 0.99
 """The default limit of controlled norms: a contraction with a margin that float32 can see."""
@@ -47,10 +53,19 @@ def require_norm_control(norm: Norm, bound: float) -> None:
 
 
 class NormControl:
-    """Divides weights by their norm where that is too large, and remembers norms between solves."""
+    """Keeps the norms of layers within limits, and knows how far weights may move until then.
+
+    For each layer the weights at which a bound was last computed are kept with it. The bound plus
+    `Operator.drift` bounds the norm of weights near those; it is computed afresh only if the sum is
+    above the limit. So all that is kept saves time, and never changes a result: a resumed run
+    begins without it and computes the same.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[tuple[object, ...], Tensor]] = {}
+        self._known: dict[int, _Known] = {}
+
+    def __reduce__(self) -> tuple[type[NormControl], tuple[()]]:
+        return NormControl, ()  # copies of a layer begin anew
 
     def scale(
         self, layer: int, operator: Operator, weights: OperatorWeights, limit: float
@@ -67,18 +82,109 @@ class NormControl:
             return weights
         if any(is_wrapped(weight) for weight in weights):
             return operator.scaled(weights, limit / operator.bound(weights).clamp_min(limit))
-        mark = _fingerprint(weights)
-        known, bound = self._known.get(layer, ((), None))
-        if known != mark:
-            bound = None
-        if bound is None or (torch.is_grad_enabled() and not bool(bound <= limit)):
+        if self._is_within(layer, operator, weights, limit):
+            # Weights within the limit stay what they are: the common case needs no new tensors.
+            return weights
+        known = self._known.get(layer)
+        if known is not None and not torch.is_grad_enabled() and known.holds(weights):
+            bound = known.bound
+        else:
             bound = operator.bound(weights)
-            self._known[layer] = (mark, bound.detach())
-        # Weights within the limit stay what they are: the common case needs no new tensors.
+            self._known[layer] = _Known(weights, bound.detach())
         return weights if bool(bound <= limit) else operator.scaled(weights, limit / bound)
 
+    @torch.no_grad()
+    def project_(self, layer: int, operator: Operator, limit: float) -> None:
+        """Divide an operator's weights in place if their norm is larger than `limit`.
 
-def project_norm_(layer: int, operator: Operator, limit: float) -> None:
+        They come to lie a hundredth below the limit, so that the next steps of an optimiser do not
+        cross it again at once.
+
+        Args:
+            layer: The number of the layer.
+            operator: The operator.
+            limit: The largest norm.
+        """
+        weights = operator.weights()
+        if limit < math.inf and self._is_within(layer, operator, weights, limit):
+            return
+        _require_finite(layer, operator)
+        if limit == math.inf:
+            return
+        bound = operator.bound(weights)
+        if float(bound) > limit:
+            factor = (1 - ROOM) * limit / float(bound)
+            operator.scale_(factor)
+            # Each entry of the product is rounded, and so is the bound.
+            count = sum(weight.numel() for weight in weights)
+            rounding = 1 + (8 + math.sqrt(count)) * torch.finfo(bound.dtype).eps
+            bound = (bound.double() * factor * rounding).to(bound.dtype)
+        self._known[layer] = _Known(weights, bound)
+
+    def _is_within(
+        self, layer: int, operator: Operator, weights: OperatorWeights, limit: float
+    ) -> bool:
+        """Whether `operator.bound(weights) <= limit`; False may also mean that it is not known."""
+        known = self._known.get(layer)
+        if known is None or not known.fits(weights) or not bool(known.bound <= limit):
+            return False
+        if known.cleared == limit and _equal(weights, known.last):
+            return True
+        moved = operator.drift(weights, known.weights)
+        rounding = 1 + 8 * torch.finfo(known.bound.dtype).eps
+        if moved == 0 or (float(known.bound) + moved) * rounding <= limit:
+            known.sufficed += 1
+            return True
+        # A new bound pays if the last one sufficed for some steps. Where steps are too long for
+        # that, the cheaper question is asked at each of them, and a bound tried now and then.
+        known.asked += 1
+        if known.sufficed >= LASTING or known.asked >= PATIENCE or not math.isfinite(moved):
+            return False
+        if not operator.within(weights, limit):
+            return False
+        known.cleared, known.last = limit, _copied(weights)
+        return True
+
+
+class _Known:
+    """What is known of the norm of a layer.
+
+    Attributes:
+        weights: Weights.
+        bound: The bound of their norm.
+        sufficed: Steps for which that was enough.
+        asked: Steps for which it was not.
+        last: The last weights that were asked for.
+        cleared: The limit that they are within.
+    """
+
+    def __init__(self, weights: OperatorWeights, bound: Tensor) -> None:
+        self.weights = self.last = _copied(weights)
+        self.bound = bound
+        self.sufficed = self.asked = 0
+        self.cleared = math.nan
+
+    def fits(self, weights: OperatorWeights) -> bool:
+        """Whether other weights are of the same kind."""
+        return len(weights) == len(self.weights) and all(
+            (one.dtype, one.device, one.shape) == (other.dtype, other.device, other.shape)
+            for one, other in zip(weights, self.weights, strict=True)
+        )
+
+    def holds(self, weights: OperatorWeights) -> bool:
+        """Whether these are the weights."""
+        return self.fits(weights) and _equal(weights, self.weights)
+
+
+def _copied(weights: OperatorWeights) -> OperatorWeights:
+    return tuple(weight.detach().clone() for weight in weights)
+
+
+def _equal(weights: OperatorWeights, others: OperatorWeights) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
+
+
+def _project_norm_(layer: int, operator: Operator, limit: float) -> None:
     """Divide an operator's weights in place if their norm is larger than `limit`.
 
     Args:
@@ -106,7 +212,7 @@ def orthogonalize_(layer: int, operator: Operator, limit: float) -> None:
     _require_finite(layer, operator)
     size = limit if limit < math.inf else 1.0
     operator.orthogonalize_(size)
-    project_norm_(layer, operator, size)
+    _project_norm_(layer, operator, size)
 
 
 @torch.no_grad()
@@ -131,19 +237,3 @@ def _require_finite(layer: int, operator: Operator) -> None:
             "project_norms must find finite weights; got NaN or infinity in layer "
             f"{layer + 1}. Lower the learning rate."
         )
-
-
-def _fingerprint(weights: OperatorWeights) -> tuple[object, ...]:
-    """What changes whenever weights do.
-
-    The sums are for changes through `.data`, which torch's version counter does not see.
-    """
-    return tuple(
-        mark
-        for weight in weights
-        for mark in (weight.data_ptr(), weight._version, weight.dtype, *_sums(weight.detach()))
-    )
-
-
-def _sums(weight: Tensor) -> tuple[float, float]:
-    return float(weight.sum()), float(torch.linalg.vector_norm(weight))
