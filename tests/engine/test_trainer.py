@@ -170,6 +170,7 @@ def test_trainer_learns_and_says_what_its_solves_did(tmp_path):
         "forward_steps",
         "backward_steps",
         "samples_per_second",
+        "loading_fraction",
     ):
         assert all(math.isfinite(line[name]) and line[name] >= 0 for line in steps), name
     assert all(0 < line["forward_residual"] <= 1e-4 for line in steps)
@@ -198,7 +199,7 @@ def test_resume_after_a_signal_is_bit_identical(tmp_path, at, number):
     assert summary.forward_status == expected.forward_status
 
     def lines(folder):
-        timing = ("seconds", "samples_per_second")
+        timing = ("seconds", "samples_per_second", "loading_fraction")
         return [
             {k: v for k, v in line.items() if k not in timing}
             for line in read_metrics(folder / "metrics.jsonl")

@@ -15,7 +15,7 @@ from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, make_task, r
 from equipoise.engine.progress import SilentProgress
 
 IGNORE = 255
-TIMES = ("seconds", "samples_per_second")
+TIMES = ("seconds", "samples_per_second", "loading_fraction")
 
 
 def pixels(count: int = 20, seed: int = 0) -> Dataset:

@@ -40,7 +40,7 @@ SETTINGS = (
     "optimizer.name=adamw",
     "optimizer.weight_decay=0.01",
 )
-TIMES = ("seconds", "epoch_seconds", "busy", "samples_per_second")
+TIMES = ("seconds", "epoch_seconds", "busy", "loading", "samples_per_second", "loading_fraction")
 FILES = ("config.toml", "environment.json", "model.safetensors", "summary.json", "report.html")
 
 

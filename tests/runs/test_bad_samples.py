@@ -1,14 +1,20 @@
 """Files that cannot be read: a run stops at them, or goes on without them, the same each time."""
 
 import json
+import multiprocessing
+import os
+import signal
+import sys
 import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from equipoise.cli import main
+from equipoise.core import Interrupted
 from equipoise.data import (
     BadSampleError,
     BadSamples,
@@ -17,10 +23,12 @@ from equipoise.data import (
     Dataset,
     batches,
     load_data,
+    loader,
     read_bad_samples,
 )
-from equipoise.engine import read_checkpoint
+from equipoise.engine import Trainer, read_checkpoint
 from equipoise.runs import load_config, resume_run, train_run
+from equipoise.runs import run as run_module
 
 SETTINGS = [
     "data.name=image-folder",
@@ -187,3 +195,38 @@ def test_predict_reports_bad_files_and_goes_on(tmp_path, capsys, images):
     assert [str(folder / "val/ape/0.jpg") in line for line in told[:2]] == [True, False]
     assert told[2] == "equipoise: error: none.png: is not there"
     assert told[3] == "equipoise: error: 3 files could not be read"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
+def test_run_with_workers_is_the_same_and_resumes_after_a_signal(
+    images, tmp_path, monkeypatch, capfd
+):
+    folder, _ = images
+    monkeypatch.setattr(loader, "MIN_FORKED", 1)
+    monkeypatch.setattr(loader, "_cores", lambda: 2)
+    monkeypatch.setattr(run_module, "report_run", lambda _folder: None)
+    step, seen = Trainer._step, []
+
+    def stop(trainer, x, y):
+        seen.append(len(multiprocessing.active_children()))
+        if len(seen) == 2:  # to all processes, as from a terminal
+            for process in multiprocessing.active_children():
+                os.kill(process.pid, signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, x, y)
+
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BadSampleWarning)
+        train_run(config(folder, "data.workers=0", "data.memory=0"), alone, quiet=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(Trainer, "_step", stop)
+            with pytest.raises(Interrupted, match="interrupted"):
+                train_run(config(folder, "data.workers=2"), run, quiet=True)
+        assert seen == [2, 2]
+        assert not multiprocessing.active_children()
+        resume_run(run, ["data.workers=1"], quiet=True)
+    weights = [read_checkpoint(each / "model.safetensors")[0] for each in (alone, run)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    err = capfd.readouterr().err
+    assert err == "equipoise: stopping ... (a second signal stops at once)\n"

@@ -22,6 +22,7 @@ from equipoise.data.batch import batch_count, batches
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fingerprint import fingerprint
+from equipoise.data.loader import LoaderWarning, Loading
 from equipoise.data.reader import DATASETS, Reader, find_scored_split, list_data, load_data
 from equipoise.data.spatial_transform import PadCropFlip, RandomResizedCrop, Resize
 from equipoise.data.transform import AddNoise, Compose, Greyscale, Normalize, ToFloat, Transform
@@ -36,6 +37,8 @@ __all__ = [
     "DataError",
     "Dataset",
     "Greyscale",
+    "LoaderWarning",
+    "Loading",
     "Normalize",
     "PadCropFlip",
     "RandomResizedCrop",

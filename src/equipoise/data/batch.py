@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from equipoise.core import SettingError, require_count, require_whole
 from equipoise.data.dataset import Dataset
+from equipoise.data.loader import Loading
 from equipoise.data.transform import Transform
 
 __all__ = ["batch_count", "batches"]
@@ -26,7 +28,9 @@ def batches(
     rank: int = 0,
     world: int = 1,
     start: int = 0,
-) -> Iterator[tuple[Tensor, Tensor]]:
+    stop: int | None = None,
+    loading: Loading | None = None,
+) -> Generator[tuple[Tensor, Tensor]]:
     """Return the batches of one epoch, from batch number `start` on.
 
     The order is a pure function of `(seed, epoch)`, and the random numbers of a transform one of
@@ -49,6 +53,9 @@ def batches(
         rank: The number of this process.
         world: How many processes there are.
         start: The number of the first batch to return.
+        stop: The number of the batch before which to end; by default all are returned.
+        loading: Reads samples ahead and keeps them; by default they are read when they are needed.
+            Close the batches if you leave them early, so that its workers end.
     """
     samples = _positions(dataset, shuffle, rank, world)
     require_count("batches.size", size)
@@ -57,7 +64,19 @@ def batches(
     count = -(-len(samples) // size)
     if start > count:
         raise SettingError("batches.start", f"be at most {count}, the number of batches", start)
-    return _run(dataset, size, seed, epoch, shuffle, transform, rank, world, start)
+    last = count if stop is None else min(count, stop)
+    return _run(
+        dataset,
+        size,
+        seed,
+        epoch,
+        shuffle,
+        transform,
+        rank,
+        world,
+        range(start, last),
+        loading or Loading(),
+    )
 
 
 def batch_count(
@@ -100,8 +119,9 @@ def _run(
     transform: Transform | None,
     rank: int,
     world: int,
-    start: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
+    numbers: range,
+    loading: Loading,
+) -> Generator[tuple[Tensor, Tensor]]:
     positions = _positions(dataset, shuffle, rank, world)
     order = (
         torch.randperm(len(dataset), generator=_generator(seed, epoch))
@@ -109,11 +129,13 @@ def _run(
         else torch.arange(len(dataset))
     )
     order = order[positions.start : positions.stop : world]
-    for number in range(start, -(-len(order) // size)):
-        x, y = dataset.gather(order[number * size : (number + 1) * size], replace_bad=shuffle)
-        if transform is not None and len(x):
-            x, y = transform(x, y, generator=_generator(seed, epoch, rank, number))
-        yield x, y
+    rows = [order[number * size : (number + 1) * size] for number in numbers]
+    found = loading.loader(dataset).batches(rows, replace_bad=shuffle)
+    with closing(found):
+        for number, (x, y) in zip(numbers, found, strict=True):
+            if transform is not None and len(x):
+                x, y = transform(x, y, generator=_generator(seed, epoch, rank, number))
+            yield x, y
 
 
 def _generator(*numbers: int) -> torch.Generator:

@@ -93,7 +93,11 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         )
 
     def gather(
-        self, indices: Tensor | Sequence[int], *, replace_bad: bool = False
+        self,
+        indices: Tensor | Sequence[int],
+        *,
+        replace_bad: bool = False,
+        read: Callable[[int], tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return some samples as one batch.
 
@@ -103,12 +107,14 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         Args:
             indices: Their positions, from 0 to `len(self) - 1`.
             replace_bad: Whether the batch keeps its length, as in training.
+            read: Returns the sample at a position in place of `self[position]`, which may have been
+                read ahead.
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self.x is not None and self.y is not None:
             return self.x[index], self.y[index]
-        read = (self._read(i, replace_bad=replace_bad) for i in index.tolist())
-        pairs = [pair for pair in read if pair is not None]
+        found = (self._read(i, read or self.__getitem__, replace_bad) for i in index.tolist())
+        pairs = [pair for pair in found if pair is not None]
         if not pairs:
             return torch.zeros(0, *self.shape), torch.zeros(0, dtype=torch.int64)
         if len({x.shape for x, _ in pairs}) > 1:
@@ -118,7 +124,9 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             )
         return torch.stack([x for x, _ in pairs]), torch.stack([y for _, y in pairs])
 
-    def _read(self, position: int, *, replace_bad: bool) -> tuple[Tensor, Tensor] | None:
+    def _read(
+        self, position: int, read: Callable[[int], tuple[Tensor, Tensor]], replace_bad: bool
+    ) -> tuple[Tensor, Tensor] | None:
         """A sample, or if it cannot be read the next one or nothing."""
         first: DataError | None = None
         for ahead in range(len(self) if replace_bad else 1):
@@ -127,7 +135,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             if self.bad is not None and file is not None and self.bad.knows(file):
                 continue
             try:
-                return self[each]
+                return read(each)
             except DataError as error:
                 if not is_bad_sample(error):
                     raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import interruption, stop_requested
-from equipoise.data import Dataset, Transform, batch_count, batches
+from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
@@ -68,6 +69,7 @@ def evaluate(
     group: Group | None = None,
     precision: Precision = "float32",
     on_batch: Callable[[int, int], None] | None = None,
+    loading: Loading | None = None,
 ) -> Evaluation:
     """Score a model on a data set; its mode and its weights stay as they are.
 
@@ -86,6 +88,7 @@ def evaluate(
         precision: Of what autocast may run lower than float32.
         on_batch: Called before each batch and in the end, with how many samples of all processes
             are scored, and how many there are.
+        loading: How samples are loaded; by default they are read when they are needed.
     """
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
@@ -96,18 +99,18 @@ def evaluate(
     common = batch_count(dataset, batch, shuffle=False, rank=group.world - 1, world=group.world)
     training = model.training
     model.eval()
+    found = batches(
+        dataset,
+        batch,
+        shuffle=False,
+        transform=transform,
+        rank=group.rank,
+        world=group.world,
+        loading=loading,
+    )
     try:
-        with torch.no_grad(), solves.listening():
-            for number, (x, y) in enumerate(
-                batches(
-                    dataset,
-                    batch,
-                    shuffle=False,
-                    transform=transform,
-                    rank=group.rank,
-                    world=group.world,
-                )
-            ):
+        with torch.no_grad(), solves.listening(), closing(found):
+            for number, (x, y) in enumerate(found):
                 if number < common and group.any(stop_requested()):
                     raise interruption()
                 if on_batch is not None:

@@ -40,6 +40,7 @@ NOT_SCORES = {
     "failed",
     "samples",
     "samples_per_second",
+    "loading_fraction",
     "seconds",
     "missed",
     "nonfinite",

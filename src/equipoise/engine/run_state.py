@@ -38,6 +38,7 @@ class RunProgress:
         seconds: Time that the run has taken.
         epoch_seconds: Time that it had taken when the present epoch began.
         busy: Time that the steps of the present epoch have taken.
+        loading: What of it they have waited for samples.
         log: Bytes of the log.
         updates: Updates of the average.
         scale: Of gradients in float16.
@@ -59,6 +60,7 @@ class RunProgress:
     seconds: float = 0.0
     epoch_seconds: float = 0.0
     busy: float = 0.0
+    loading: float = 0.0
     log: int = 0
     updates: int = 0
     scale: dict[str, Any] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class RunProgress:
         """
         self.epoch += 1
         self.batch = self.epoch_skipped = 0
-        self.busy = 0.0
+        self.busy = self.loading = 0.0
         self.epoch_seconds += seconds
 
     def load(self, values: Mapping[str, Any]) -> None:
@@ -145,7 +147,7 @@ class RunProgress:
         ):
             require_whole(name, getattr(loaded, name))
         kinds: dict[str, tuple[type, ...]] = {
-            **dict.fromkeys(("seconds", "epoch_seconds", "busy"), (int, float)),
+            **dict.fromkeys(("seconds", "epoch_seconds", "busy", "loading"), (int, float)),
             **dict.fromkeys(("scale", "train", "test"), (dict,)),
             **dict.fromkeys(("best", "first_loss"), (int, float, NoneType)),
             "confusion": (list, NoneType),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -65,8 +65,8 @@ def measure_step(trainer: Trainer) -> StepCost:
     with (
         flush_denormals() if settings.flush_denormals and cpu else nullcontext(),
         trainer.solves.listening(),
+        closing(trainer.epoch_batches()) as samples,
     ):
-        samples = trainer.epoch_batches()
         start = time.monotonic()
         for x, y in samples:
             step = trainer.stepper.compute(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from collections.abc import Generator
+from contextlib import ExitStack, closing, nullcontext
 from enum import IntEnum
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from equipoise.core import (
     stop_requested,
     uninterrupted,
 )
-from equipoise.data import Dataset, Transform, batch_count, batches
+from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
@@ -77,6 +76,7 @@ class Trainer:
         schedule: How the learning rate changes.
         transform: What is done to each training batch.
         test_transform: What is done to each test batch.
+        loading: How samples are loaded; by default they are read when they are needed.
         folder: Where the run is kept, if anywhere.
         group: The processes that train together; by default this one alone, on a CPU.
         progress: Where to show how it goes; by default the terminal.
@@ -95,6 +95,7 @@ class Trainer:
         schedule: ScheduleConfig | None = None,
         transform: Transform | None = None,
         test_transform: Transform | None = None,
+        loading: Loading | None = None,
         folder: Path | None = None,
         group: Group | None = None,
         progress: Progress | None = None,
@@ -103,6 +104,7 @@ class Trainer:
         self.settings, self.schedule = settings or TrainConfig(), schedule or ScheduleConfig()
         self.optimizer_settings = optimizer or OptimizerConfig()
         self.transform, self.test_transform = transform, test_transform
+        self.loading = loading or Loading()
         self.group = group or Group()
         self.folder = folder
         self.progress = progress or make_progress(quiet=not self.group.is_main)
@@ -210,32 +212,43 @@ class Trainer:
     def _train_epoch(self, log: MetricLog) -> None:
         """Make the steps of the present epoch that are not made yet."""
         settings, position, group = self.settings, self.position, self.group
-        samples, busy = 0, 0.0  # since the last line of metrics
-        batch_start = time.monotonic()
-        for x, y in self.epoch_batches():
-            line = self._step(x.to(group.device), y.to(group.device))
-            seconds = time.monotonic() - batch_start
-            samples += len(x) * group.world
-            busy += seconds
-            position.busy += seconds
-            if line is not None:
-                log.write({**line, "samples_per_second": samples / busy})
-                samples, busy = 0, 0.0
-            if position.skipped_in_a_row >= settings.failures:
-                raise ConvergenceError(
-                    f"{position.skipped_in_a_row} steps in a row were skipped, up to step "
-                    f"{position.step}: {self.stepper.skip_reason}"
-                )
-            wish = self._wish()
-            if wish is not Wish.CONTINUE:
-                self.store.save(log, self._elapsed())
-                if wish is Wish.STOP or group.any(stop_requested()):
-                    raise self._interrupted()
+        samples, busy, waited = 0, 0.0, 0.0  # since the last line of metrics
+        with closing(self.epoch_batches()) as found:
             batch_start = time.monotonic()
+            for x, y in found:
+                loaded = time.monotonic() - batch_start
+                line = self._step(x.to(group.device), y.to(group.device))
+                seconds = time.monotonic() - batch_start
+                samples += len(x) * group.world
+                busy += seconds
+                waited += loaded
+                position.busy += seconds
+                position.loading += loaded
+                if line is not None:
+                    speed = {
+                        "samples_per_second": samples / busy,
+                        "loading_fraction": waited / busy,
+                    }
+                    log.write({**line, **speed})
+                    samples, busy, waited = 0, 0.0, 0.0
+                if position.skipped_in_a_row >= settings.failures:
+                    raise ConvergenceError(
+                        f"{position.skipped_in_a_row} steps in a row were skipped, up to step "
+                        f"{position.step}: {self.stepper.skip_reason}"
+                    )
+                wish = self._wish()
+                if wish is not Wish.CONTINUE:
+                    self.store.save(log, self._elapsed())
+                    if wish is Wish.STOP or group.any(stop_requested()):
+                        raise self._interrupted()
+                batch_start = time.monotonic()
 
-    def epoch_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch_batches(self) -> Generator[tuple[Tensor, Tensor]]:
         """Return the batches of the present epoch that are not learnt from yet."""
-        found = batches(
+        # More processes may leave out the last, short batch.
+        start = min(self.position.batch, self.steps_per_epoch)
+        left = self.steps - self.position.step if self.settings.steps else self.steps_per_epoch
+        return batches(
             self.train,
             self.local_batch,
             self.settings.seed,
@@ -243,10 +256,10 @@ class Trainer:
             transform=self.transform,
             rank=self.group.rank,
             world=self.group.world,
-            # more processes may leave out the last, short batch
-            start=min(self.position.batch, self.steps_per_epoch),
+            start=start,
+            stop=start + left,
+            loading=self.loading,
         )
-        return islice(found, self.steps - self.position.step) if self.settings.steps else found
 
     def _is_over(self) -> bool:
         """Whether all epochs are over, or all steps and the epoch of the last one."""
@@ -329,6 +342,7 @@ class Trainer:
             "operator_norms": norms,
             "seconds": seconds,
             "samples_per_second": samples / position.busy,
+            "loading_fraction": position.loading / position.busy,
         }
         log.write(whole)
         self.progress.epoch(position.epoch, whole)
@@ -362,6 +376,7 @@ class Trainer:
                     group=self.group,
                     precision=settings.precision,
                     on_batch=on_batch,
+                    loading=self.loading,
                 )
             except Interrupted as error:
                 raise self._interrupted() from error

@@ -121,7 +121,10 @@ def _speed_tiles(report: RunReport) -> Iterator[Tile]:
         speeds = [to_number(line.get("samples_per_second")) for line in lines]
         known = [speed for speed in speeds if math.isfinite(speed)]
         if known:
-            yield Tile("training samples in a second", _format_speed(median(known)))
+            waits = [to_number(line.get("loading_fraction")) for line in lines]
+            waits = [wait for wait in waits if math.isfinite(wait)]
+            detail = f"{median(waits):.0%} of the time waiting for them" if waits else ""
+            yield Tile("training samples in a second", _format_speed(median(known)), detail)
             return
 
 

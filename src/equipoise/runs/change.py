@@ -15,6 +15,8 @@ __all__ = ["require_resumable"]
 FREE = {
     "data.root",
     "data.download",
+    "data.workers",
+    "data.memory",
     "data.on_bad_sample",  # the steps that are over met no bad sample, or went on without it
     *(f"train.{name}" for name in TrainConfig.free),
 }

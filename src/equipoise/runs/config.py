@@ -164,7 +164,7 @@ def same_run(first: Config, second: Config) -> bool:
     one, other = (
         replace(
             config,
-            data=replace(config.data, root="", download=False),
+            data=replace(config.data, root="", download=False, workers=0, memory=0),
             train=replace(config.train, **free),
         )
         for config in (first, second)

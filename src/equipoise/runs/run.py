@@ -133,6 +133,7 @@ def prepare(
         schedule=config.schedule,
         transform=transform,
         test_transform=plain,
+        loading=config.data.make_loading(),
         folder=folder,
         group=group,
         progress=progress,

@@ -11,7 +11,7 @@ import torch
 
 from equipoise.analysis import certify
 from equipoise.core import SettingError, SourceError, choose
-from equipoise.data import DATASETS, Dataset, Transform
+from equipoise.data import DATASETS, Dataset, Loading, Transform
 from equipoise.data.vocabulary import TOKENS, Vocabulary
 from equipoise.engine import (
     CheckpointError,
@@ -141,6 +141,7 @@ def evaluate_run(
         transform=run.transform,
         precision=train.precision,
         on_batch=on_batch,
+        loading=Loading(data.workers),
     )
 
 

@@ -14,7 +14,8 @@ from equipoise.core import (
     require_size,
     require_whole,
 )
-from equipoise.data import DATASETS, Dataset
+from equipoise.data import DATASETS, Dataset, Loading
+from equipoise.data.loader import MAX_WORKERS
 from equipoise.engine.tasks import TASKS, Task, make_task
 from equipoise.models import model_options, require_model
 from equipoise.runs.toml import dotted
@@ -71,6 +72,10 @@ class DataConfig:
         noise: Standard deviation of the noise that a restoration is to remove.
         on_bad_sample: What to do about a file that cannot be read: `stop` the run, or `skip` the
             sample, which is then listed in the run's folder.
+        workers: Processes that read images ahead of their use, at most one for each core, in each
+            process that trains; 0 reads them when they are needed. Data in memory need none.
+        memory: MiB of images that each process keeps, so that files are read once; larger data
+            sets are not kept.
     """
 
     name: str
@@ -89,6 +94,8 @@ class DataConfig:
     std: tuple[float, ...] = ()
     noise: float = 0.0
     on_bad_sample: OnBadSample = "stop"
+    workers: int = 2
+    memory: int = 1024
 
     def __post_init__(self) -> None:
         choose("data.name", self.name, DATASETS)
@@ -97,8 +104,9 @@ class DataConfig:
         )
         choose("data.augment", self.augment, get_args(Augment))
         choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
-        for name in ("subset", "padding"):
+        for name in ("subset", "padding", "memory"):
             require_whole(f"data.{name}", getattr(self, name))
+        require_whole("data.workers", self.workers, MAX_WORKERS)
         require_between("data.holdout", self.holdout, 0, 1, "[)")
         require_between("data.flip", self.flip, 0, 1)
         if self.size:
@@ -121,6 +129,10 @@ class DataConfig:
         for value in self.std:
             require_positive("data.std", value)
         require_positive("data.noise", self.noise, or_zero=True)
+
+    def make_loading(self) -> Loading:
+        """Return how samples are loaded."""
+        return Loading(self.workers, self.memory * 2**20)
 
 
 @dataclass(frozen=True)
