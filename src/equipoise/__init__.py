@@ -36,7 +36,14 @@ if TYPE_CHECKING:
         project_norms_after,
         root,
     )
-    from equipoise.models import ImageNetwork, Model, create_model, list_models, register_model
+    from equipoise.models import (
+        ImageModel,
+        ImageNetwork,
+        Model,
+        create_model,
+        list_models,
+        register_model,
+    )
     from equipoise.operators import convolution_bound, dense_norm
     from equipoise.solvers import (
         GMRES,
@@ -79,6 +86,7 @@ __all__ = [
     "DenseLU",
     "Equilibrium",
     "FixedPoint",
+    "ImageModel",
     "ImageNetwork",
     "Implicit",
     "JacobianFree",

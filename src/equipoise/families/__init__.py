@@ -1,5 +1,5 @@
 """Families of equilibrium networks: one folder each, with its cells, layers, models and theory."""
 
-from equipoise.families import opteq
+from equipoise.families import explicit, opteq, residual
 
-__all__ = ["opteq"]
+__all__ = ["explicit", "opteq", "residual"]

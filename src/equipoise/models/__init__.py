@@ -1,4 +1,4 @@
-"""Whole networks: the protocol they meet, image networks, and models by name."""
+"""Whole networks: the protocol they meet, networks for images and tables, and models by name."""
 
 from equipoise.models.factory import (
     create_model,
@@ -9,12 +9,17 @@ from equipoise.models.factory import (
     register_model,
     require_model,
 )
-from equipoise.models.image_network import ImageNetwork
+from equipoise.models.image_network import ExplicitNetwork, ImageModel, ImageNetwork
 from equipoise.models.model import Model, count_parameters, find_equilibria
+from equipoise.models.table_network import TableModel, TableNetwork
 
 __all__ = [
+    "ExplicitNetwork",
+    "ImageModel",
     "ImageNetwork",
     "Model",
+    "TableModel",
+    "TableNetwork",
     "count_parameters",
     "create_model",
     "describe_options",

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "BasicBlock",
     "Bottleneck",
+    "basic_stage",
     "convolutional_extractor",
     "residual_extractor",
     "residual_stage",
@@ -35,6 +37,31 @@ def convolutional_extractor(
     return nn.Sequential(*parts)
 
 
+class BasicBlock(nn.Module):
+    """The residual block of ResNet-18 and -34: `relu(x + B(x))` (He et al., 2016).
+
+    `B` is two convolutions of side 3, the first with the stride. Where the shape changes, `x` goes
+    through a convolution of side 1.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        stride: How much the image shrinks.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            *_convolution(in_channels, out_channels, 3, stride=stride),
+            *_convolution(out_channels, out_channels, 3, activate=False),
+        )
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `relu(x + B(x))`."""
+        return torch.relu(self.shortcut(x) + self.branch(x))
+
+
 class Bottleneck(nn.Module):
     """The residual block of ResNet-50: `relu(x + B(x))` (He et al., 2016).
 
@@ -55,18 +82,26 @@ class Bottleneck(nn.Module):
             *_convolution(width, width, 3, stride=stride),
             *_convolution(width, out_channels, 1, activate=False),
         )
-        same = in_channels == out_channels and stride == 1
-        self.shortcut = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                *_convolution(in_channels, out_channels, 1, stride=stride, activate=False)
-            )
-        )
+        self.shortcut = _shortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `relu(x + B(x))`."""
         return torch.relu(self.shortcut(x) + self.branch(x))
+
+
+def basic_stage(in_channels: int, out_channels: int, blocks: int, stride: int = 1) -> nn.Sequential:
+    """Return a stage of ResNet-18 or -34: basic blocks, of which the first changes the shape.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output.
+        blocks: Number of blocks.
+        stride: How much the image shrinks.
+    """
+    first = BasicBlock(in_channels, out_channels, stride)
+    return nn.Sequential(
+        first, *(BasicBlock(out_channels, out_channels) for _ in range(blocks - 1))
+    )
 
 
 def residual_stem(in_channels: int = 3) -> nn.Sequential:
@@ -112,6 +147,12 @@ def residual_extractor(widening: int, width: int, blocks: int) -> nn.Sequential:
         residual_stage(256, 128 * widening, 512, blocks=4, stride=2),
         residual_stage(512, width, 512, blocks=blocks),
     )
+
+
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    if in_channels == out_channels and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(*_convolution(in_channels, out_channels, 1, stride=stride, activate=False))
 
 
 def _convolution(

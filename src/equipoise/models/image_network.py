@@ -1,4 +1,4 @@
-"""Networks for images around one equilibrium."""
+"""Networks for images: what they all take, and those around one equilibrium."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.models.model import Model
 
-__all__ = ["ImageNetwork"]
+__all__ = ["ExplicitNetwork", "ImageModel", "ImageNetwork"]
 
 
-class ImageNetwork(Model):
-    """An extractor, an equilibrium layer and a head: `y = head(z)`, `z = f(z, extractor(x))`.
+class ImageModel(Model):
+    """A network that takes images of one shape, or of any size that suits it.
 
     Args:
-        extractor: Maps images to the input of the equilibrium.
-        equilibrium: The equilibrium layer.
-        head: Maps equilibria to predictions. Its attribute `classifier`, if it has one, is the last
-            map to the classes.
         input_shape: Channels, height and width of the images for which the network was made.
         size_multiple: What height and width must be multiples of; by default they must be those of
             `input_shape`.
@@ -31,55 +27,20 @@ class ImageNetwork(Model):
         `input_shape`.
     """
 
-    def __init__(
-        self,
-        extractor: nn.Module,
-        equilibrium: Equilibrium,
-        head: nn.Module,
-        input_shape: Sequence[int],
-        *,
-        size_multiple: int | None = None,
-    ) -> None:
+    def __init__(self, input_shape: Sequence[int], *, size_multiple: int | None = None) -> None:
         super().__init__()
-        require_type("ImageNetwork.equilibrium", equilibrium, Equilibrium, "an Equilibrium")
+        owner = type(self).__name__
         if len(input_shape) != 3:
             raise SettingError(
-                "ImageNetwork.input_shape", "be channels, height and width", tuple(input_shape)
+                f"{owner}.input_shape", "be channels, height and width", tuple(input_shape)
             )
+        for side in input_shape:
+            require_count(f"{owner}.input_shape", side)
         if size_multiple is not None:
-            require_count("ImageNetwork.size_multiple", size_multiple)
-        self.extractor = extractor
-        self.equilibrium = equilibrium
-        self.head = head
+            require_count(f"{owner}.size_multiple", size_multiple)
         channels, height, width = input_shape
         self.input_shape = (channels, height, width)
         self.size_multiple = size_multiple
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the predictions for a batch of images."""
-        y: Tensor = self.head(self.equilibrium(self.extractor(x)))
-        return y
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the equilibrium for a batch of images."""
-        z = self.equilibrium(self.extractor(self.prepare(x)))
-        assert isinstance(z, Tensor)
-        return z
-
-    def parameter_counts(self) -> dict[str, int]:
-        """Return the parameters of `extractor`, `equilibrium`, `head`, `classifier` and `total`.
-
-        The head is counted without its classifier, whose size depends on the number of classes.
-        """
-        classifier = getattr(self.head, "classifier", None)
-        last = 0 if classifier is None else _count(classifier)
-        counts = {
-            "extractor": _count(self.extractor),
-            "equilibrium": _count(self.equilibrium),
-            "head": _count(self.head) - last,
-            "classifier": last,
-        }
-        return {**counts, "total": sum(counts.values())}
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return images that the network can take, in the layout in which convolutions are fastest.
@@ -119,6 +80,94 @@ class ImageNetwork(Model):
         shape = " x ".join(map(str, self.input_shape))
         parts = ", ".join(f"{part} {count:,}" for part, count in self.parameter_counts().items())
         return f"{type(self).__name__}({self.name}: images {shape}; parameters: {parts})"
+
+
+class ImageNetwork(ImageModel):
+    """An extractor, an equilibrium layer and a head: `y = head(z)`, `z = f(z, extractor(x))`.
+
+    Args:
+        extractor: Maps images to the input of the equilibrium.
+        equilibrium: The equilibrium layer.
+        head: Maps equilibria to predictions. Its attribute `classifier`, if it has one, is the last
+            map to the classes.
+        input_shape: Channels, height and width of the images for which the network was made.
+        size_multiple: What height and width must be multiples of; by default they must be those of
+            `input_shape`.
+
+    Shape:
+        (batch, channels, height, width), or flat (batch, channels * height * width) at the size of
+        `input_shape`.
+    """
+
+    def __init__(
+        self,
+        extractor: nn.Module,
+        equilibrium: Equilibrium,
+        head: nn.Module,
+        input_shape: Sequence[int],
+        *,
+        size_multiple: int | None = None,
+    ) -> None:
+        super().__init__(input_shape, size_multiple=size_multiple)
+        require_type("ImageNetwork.equilibrium", equilibrium, Equilibrium, "an Equilibrium")
+        self.extractor = extractor
+        self.equilibrium = equilibrium
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the predictions for a batch of images."""
+        y: Tensor = self.head(self.equilibrium(self.extractor(x)))
+        return y
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the equilibrium for a batch of images."""
+        z = self.equilibrium(self.extractor(self.prepare(x)))
+        assert isinstance(z, Tensor)
+        return z
+
+    def parameter_counts(self) -> dict[str, int]:
+        """Return the parameters of `extractor`, `equilibrium`, `head`, `classifier` and `total`.
+
+        The head is counted without its classifier, whose size depends on the number of classes.
+        """
+        classifier = getattr(self.head, "classifier", None)
+        last = 0 if classifier is None else _count(classifier)
+        counts = {
+            "extractor": _count(self.extractor),
+            "equilibrium": _count(self.equilibrium),
+            "head": _count(self.head) - last,
+            "classifier": last,
+        }
+        return {**counts, "total": sum(counts.values())}
+
+
+class ExplicitNetwork(ImageModel):
+    """A network without an equilibrium: `y = classifier(body(x))`.
+
+    Args:
+        body: Maps images to features.
+        classifier: Maps features to predictions.
+        input_shape: Channels, height and width of the images for which the network was made.
+        size_multiple: What height and width must be multiples of; by default they must be those of
+            `input_shape`.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        classifier: nn.Module,
+        input_shape: Sequence[int],
+        *,
+        size_multiple: int | None = None,
+    ) -> None:
+        super().__init__(input_shape, size_multiple=size_multiple)
+        self.body = body
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the predictions for a batch of images."""
+        y: Tensor = self.classifier(self.body(x))
+        return y
 
 
 def _count(module: nn.Module) -> int:

@@ -1,5 +1,6 @@
 """OptEq: equilibrium networks whose equilibrium minimises a convex function."""
 
+from equipoise.families.opteq import table
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.convert import (
@@ -26,6 +27,7 @@ __all__ = [
     "OptEqOptions",
     "QuadraticProgram",
     "WideLimit",
+    "table",
     "to_blocks",
     "to_hidden_units",
     "to_opteq",
