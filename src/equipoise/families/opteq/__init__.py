@@ -15,6 +15,7 @@ from equipoise.families.opteq.deep_objective import DeepObjective, WideLimit
 from equipoise.families.opteq.layer import OptEq
 from equipoise.families.opteq.models import OptEqOptions
 from equipoise.families.opteq.objective import Objective, QuadraticProgram
+from equipoise.families.opteq.training_bound import TrainingBound, training_bound
 
 __all__ = [
     "Blocks",
@@ -26,10 +27,12 @@ __all__ = [
     "OptEqConv2d",
     "OptEqOptions",
     "QuadraticProgram",
+    "TrainingBound",
     "WideLimit",
     "table",
     "to_blocks",
     "to_hidden_units",
     "to_opteq",
     "to_wide",
+    "training_bound",
 ]
