@@ -225,11 +225,17 @@ def test_model_from_outside_is_described_and_made() -> None:
     [
         ("absent:plain", r"be imported; got 'absent:plain' \(ModuleNotFoundError: No module named"),
         ("broken_models:plain", r"'broken_models:plain' \(RuntimeError: no such thing\)\.$"),
-        ("outside_models:plan", "name a function of outside_models.*mean 'outside_models:plain'"),
+        ("outside_models:plan", "name something in outside_models.*mean 'outside_models:plain'"),
         ("outside_models:number", "name a function; got 'outside_models:number', which is a int"),
         ("outside_models:positional", "have only keyword arguments with defaults; got 'width'"),
-        ("outside_models:", "be written as package.module:function; got 'outside_models:'"),
-        ("out side:plain", "be written as package.module:function; got 'out side:plain'"),
+        (
+            "outside_models:",
+            "be written as package.module:name or file.py:name; got 'outside_models:'",
+        ),
+        (
+            "out side:plain",
+            "be written as package.module:name or file.py:name; got 'out side:plain'",
+        ),
     ],
 )
 def test_model_from_outside_that_is_not_there_is_refused_in_one_sentence(

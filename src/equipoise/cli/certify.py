@@ -24,7 +24,7 @@ def run(arguments: Namespace) -> int:
     """Print what is proved of a run's equilibria; that nothing is proved is an answer too."""
     from equipoise.runs import certify_run
 
-    found = certify_run(arguments.folder)
+    found = certify_run(arguments.folder, trust=arguments.trust)
     if arguments.json:
         print_json({name: describe(certificate) for name, certificate in found.items()})
         return DONE

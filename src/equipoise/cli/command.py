@@ -19,7 +19,9 @@ __all__ = [
     "add_config",
     "add_output",
     "add_quiet",
+    "add_root",
     "add_run",
+    "add_trust",
     "count",
     "print_json",
 ]
@@ -62,15 +64,31 @@ def add_config(
     parser.add_argument(
         "source",
         metavar="CONFIG",
-        help="a preset (see: equipoise list presets), a TOML file or the folder of a run; a config "
-        "may name Python code to import, so use only those you trust",
+        help="a preset (see: equipoise list presets), a TOML file or the folder of a run; a file "
+        "may name Python code to run, so use only those you trust",
     )
     parser.add_argument("settings", nargs="*", metavar=form, help=what)
 
 
 def add_run(parser: ArgumentParser) -> None:
-    """Add the folder of a run."""
+    """Add the folder of a run, and whether the code that it names is trusted."""
     parser.add_argument("folder", type=Path, metavar="RUN", help="the folder of the run")
+    add_trust(parser)
+
+
+def add_trust(parser: ArgumentParser) -> None:
+    """Add the option that lets a run's folder name code to run."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="run the Python code that the folder of a run names, as it is now, though you have "
+        "not trained with it on this machine",
+    )
+
+
+def add_root(parser: ArgumentParser) -> None:
+    """Add the folder with the data."""
+    parser.add_argument("--data-root", metavar="DIR", help="the folder with the data")
 
 
 def add_output(parser: ArgumentParser, default: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from equipoise.cli.command import DONE, Command, add_config
+from equipoise.cli.command import DONE, Command, add_config, add_trust
 
 __all__ = ["CONFIG"]
 
@@ -12,6 +12,7 @@ __all__ = ["CONFIG"]
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what `config` takes."""
     add_config(parser)
+    add_trust(parser)
     parser.add_argument(
         "--comments",
         action="store_true",
@@ -23,7 +24,7 @@ def run(arguments: Namespace) -> int:
     """Print a complete config."""
     from equipoise.runs import dump_config, load_config
 
-    config = load_config(arguments.source, arguments.settings)
+    config = load_config(arguments.source, arguments.settings, trust=arguments.trust)
     print(dump_config(config, comments=arguments.comments), end="")
     return DONE
 

@@ -56,10 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words behind `equipoise` on the command line; by default those of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    # A config may name a model of the user's own, in a module beside them. The current folder comes
-    # last, so that no file in it takes the place of an installed module.
-    if "" not in sys.path:
-        sys.path.append("")
     with warnings.catch_warnings(), RepeatedNotes(say_warning) as notes:
         warnings.showwarning = show_warnings_by(notes)
         try:

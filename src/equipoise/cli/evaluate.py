@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from equipoise.cli.command import DIVERGED, DONE, Command, add_run, count, print_json
+from equipoise.cli.command import DIVERGED, DONE, Command, add_root, add_run, count, print_json
 from equipoise.core import to_percent
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MAX_LISTED = 20  # classes whose scores are shown unasked
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what `evaluate` takes."""
     add_run(parser)
-    parser.add_argument("--data-root", metavar="DIR", help="the folder with the data")
+    add_root(parser)
     parser.add_argument(
         "--split",
         choices=("train", "val", "test"),
@@ -41,10 +41,10 @@ def run(arguments: Namespace) -> int:
     from equipoise.engine import find_metric, make_progress
     from equipoise.runs import evaluate_run, open_run
 
-    run = open_run(arguments.folder)
+    run = open_run(arguments.folder, trust=arguments.trust)
     with make_progress() as progress:
         found = evaluate_run(
-            arguments.folder,
+            run,
             split=arguments.split,
             root=arguments.data_root,
             on_batch=progress.evaluate,

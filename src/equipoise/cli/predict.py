@@ -36,7 +36,7 @@ def run(arguments: Namespace) -> int:
     from equipoise.engine.tasks import LabelAnswer
     from equipoise.runs import open_run
 
-    run = open_run(arguments.folder)
+    run = open_run(arguments.folder, trust=arguments.trust)
     task, size = run.task, run.config.data.size or run.about.shape[1:]
     require_count("--top", arguments.top)
     if arguments.top > 1 and task.answer_type is not LabelAnswer:

@@ -21,7 +21,7 @@ def run(arguments: Namespace) -> int:
     from equipoise.runs.sweep_report import is_sweep, report_sweep
 
     make = report_sweep if is_sweep(arguments.folder) else report_run
-    path = make(arguments.folder)
+    path = make(arguments.folder, trust=arguments.trust)
     print(path)
     if arguments.open:
         import webbrowser

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from equipoise.cli.command import Command, add_quiet, add_run
+from equipoise.cli.command import Command, add_quiet, add_root, add_run
 from equipoise.cli.train import train_and_tell
 
 __all__ = ["RESUME"]
@@ -20,6 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a setting to change from now on, such as train.epochs=40; only those that leave the "
         "steps as they are that are over",
     )
+    add_root(parser)
     add_quiet(parser)
 
 
@@ -31,7 +32,13 @@ def run(arguments: Namespace) -> int:
     return train_and_tell(
         folder,
         folder / "config.toml",
-        lambda: resume_run(folder, arguments.settings, quiet=arguments.quiet),
+        lambda: resume_run(
+            folder,
+            arguments.settings,
+            root=arguments.data_root,
+            trust=arguments.trust,
+            quiet=arguments.quiet,
+        ),
     )
 
 

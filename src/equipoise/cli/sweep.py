@@ -5,7 +5,16 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Literal
 
-from equipoise.cli.command import BAD_INPUT, DIVERGED, DONE, Command, add_config, add_output
+from equipoise.cli.command import (
+    BAD_INPUT,
+    DIVERGED,
+    DONE,
+    Command,
+    add_config,
+    add_output,
+    add_root,
+    add_trust,
+)
 from equipoise.core import Interrupted
 
 __all__ = ["SWEEP"]
@@ -17,6 +26,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         parser, form="KEY=V1,V2", what="a setting with the values to try, such as train.epochs=3,10"
     )
     add_output(parser)
+    add_root(parser)
+    add_trust(parser)
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="runs at a time (default: 1)"
     )
@@ -40,7 +51,14 @@ def run(arguments: Namespace) -> int:
     pool: Literal["local", "ray"] = "ray" if arguments.ray else "local"
     try:
         rows = sweep(
-            arguments.source, fixed, grid, arguments.output, jobs=arguments.jobs, pool=pool
+            arguments.source,
+            fixed,
+            grid,
+            arguments.output,
+            jobs=arguments.jobs,
+            pool=pool,
+            root=arguments.data_root,
+            trust=arguments.trust,
         )
     except KeyboardInterrupt as error:
         raise Interrupted.after(error, "interrupted; resume with the same command") from error

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.cli.command import DONE, Command, add_config, add_output, add_quiet, count
+from equipoise.cli.command import (
+    DONE,
+    Command,
+    add_config,
+    add_output,
+    add_quiet,
+    add_root,
+    add_trust,
+    count,
+)
 from equipoise.core import Interrupted, SourceError
 
 if TYPE_CHECKING:
@@ -22,7 +31,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add what `train` takes."""
     add_config(parser)
     add_output(parser, "runs/NAME-DATE-TIME")
-    parser.add_argument("--data-root", metavar="DIR", help="the folder with the data")
+    add_root(parser)
     parser.add_argument("--download", action="store_true", help="download data that are missing")
     parser.add_argument(
         "--resume", action="store_true", help="continue if the folder already holds this run"
@@ -38,6 +47,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help="build everything, make one step, say what it costs, and write nothing",
     )
+    add_trust(parser)
     add_quiet(parser)
 
 
@@ -48,12 +58,10 @@ def run(arguments: Namespace) -> int:
 
     from equipoise.runs import load_config, train_run
 
-    config = load_config(arguments.source, arguments.settings)
+    config = load_config(arguments.source, arguments.settings, trust=arguments.trust)
     data = replace(config.data, download=config.data.download or arguments.download)
-    root = data.root if arguments.data_root is None else arguments.data_root
-    if root:
-        # Absolute, because the run may be resumed from another folder.
-        data = replace(data, root=os.path.abspath(os.path.expanduser(root)))
+    if arguments.data_root is not None:
+        data = replace(data, root=arguments.data_root)
     folder: Path | None = arguments.output
     if folder is None:
         if "RANK" in os.environ:
@@ -83,7 +91,9 @@ def run(arguments: Namespace) -> int:
             print(cost)
         return DONE
     return train_and_tell(
-        folder, arguments.source, lambda: train_run(config, folder, resume=resume, quiet=quiet)
+        folder,
+        arguments.source,
+        lambda: train_run(config, folder, resume=resume, trust=arguments.trust, quiet=quiet),
     )
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, Generic, TypeVar
 
+from equipoise.core.named_code import is_code_name, load_code, to_short_name
 from equipoise.core.option import Option, field_options, keyword_options
+from equipoise.core.plugin import find_plugins, load_plugin, plugin_code
 from equipoise.core.validate import SettingError
 
 __all__ = ["Registry", "choose"]
@@ -48,13 +51,18 @@ class Registry(Generic[T]):
     Args:
         kind: What the entries are, as it appears in messages (`solver`).
         base: The class every entry derives from.
+        group: The group of entry points by which installed packages add to it; with one, code may
+            be named too (`package.module:name`, `file.py:name`). Empty takes what is registered
+            alone.
     """
 
-    def __init__(self, kind: str, base: type[T]) -> None:
+    def __init__(self, kind: str, base: type[T], group: str = "") -> None:
         self.kind = kind
         self.base = base
+        self.group = group
         self._entries: dict[str, type[T]] = {}
         self._need_options: set[str] = set()
+        self._outside: dict[str, type[T]] = {}
 
     def register(self, name: str, *, needs_options: bool = False) -> Callable[[C], C]:
         """Class decorator that files a class under `name`.
@@ -79,7 +87,55 @@ class Registry(Generic[T]):
         return (name for name in self.names if name not in self._need_options)
 
     def __getitem__(self, name: str) -> type[T]:
-        return self._entries[choose(self.kind, name, self._entries)]
+        return self.find(self.kind, name)
+
+    def find(self, key: str, name: str, *, also: Iterable[str] = ()) -> type[T]:
+        """Return the class of a name: one that is registered, a plug-in, or code that it names.
+
+        Args:
+            key: The setting that holds the name, for messages.
+            name: The name.
+            also: Further names that the caller has handled, listed in the error message.
+        """
+        if name in self._entries:
+            return self._entries[name]
+        if self.group and is_code_name(name):
+            return self._adopt(key, name, load_code(key, name))
+        plugins = find_plugins(self.group)
+        if name not in plugins:
+            choose(key, name, {*self._entries, *plugins, *also})
+        return self._adopt(key, name, load_plugin(key, name, plugins[name]))
+
+    def find_code(self, name: str) -> str:
+        """Return the code behind a name, as `package.module:name`; empty for registered classes.
+
+        Args:
+            name: The name.
+        """
+        if name in self._entries:
+            return ""
+        return name if is_code_name(name) else plugin_code(self.group, name)
+
+    def loaded(self) -> Iterator[type[T]]:
+        """Return the classes that are registered, and those from outside that were asked for."""
+        yield from self._entries.values()
+        yield from self._outside.values()
+
+    def _adopt(self, key: str, name: str, found: object) -> type[T]:
+        """Take in a class from outside, once it is seen to be one."""
+        if not isinstance(found, type) or not issubclass(found, self.base):
+            kind = found.__name__ if isinstance(found, type) else type(found).__name__
+            rule = f"name a class that derives from {self.base.__name__}"
+            raise SettingError(key, rule, name, got=f"{name!r}, which is a {kind}")
+        if inspect.isabstract(found):
+            lacking = ", ".join(sorted(getattr(found, "__abstractmethods__", ())))
+            rule = f"name a class that defines {lacking}"
+            raise SettingError(key, rule, name)
+        entry: Any = found
+        if not hasattr(entry, "name"):
+            entry.name = to_short_name(name)
+        self._outside[name] = entry
+        return entry  # type: ignore[no-any-return]
 
     @property
     def names(self) -> list[str]:

@@ -78,7 +78,7 @@ class Reader(ABC):
         )
 
 
-DATASETS: Registry[Reader] = Registry("dataset", Reader)  # type: ignore[type-abstract]
+DATASETS: Registry[Reader] = Registry("dataset", Reader, "equipoise.data")  # type: ignore[type-abstract]
 
 
 def load_data(
@@ -91,7 +91,8 @@ def load_data(
     """Return one split of a data set.
 
     Args:
-        name: One of `list_data()`.
+        name: One of `list_data()`, a plug-in, or code: `package.module:Name` or `file.py:Name` of a
+            class that derives from `Reader`.
         split: `train`, `test` or `val`, as far as they were published.
         root: The folder with the data set's own files. By default the folder of that name in
             `$EQUIPOISE_DATA`, or else in `~/.cache/equipoise`.
@@ -136,12 +137,12 @@ def _make_reader(
     if kind.needs_root and root is None:
         rule = f"be given for {name!r}"
         raise SettingError("load_data.root", rule, None, "Pass the folder with the files.")
-    folder = _default_root() / name if root is None else Path(root).expanduser()
+    folder = _default_root() / name.rpartition(":")[2] if root is None else Path(root).expanduser()
     return kind(**options), folder
 
 
 def list_data() -> dict[str, str]:
-    """Return all names that `load_data` knows, each with one sentence about it."""
+    """Return all names that are registered, each with one sentence about it."""
     return {name: DATASETS[name].summary for name in DATASETS}
 
 

@@ -1,8 +1,10 @@
 """Whole networks: the protocol they meet, networks for images and tables, and models by name."""
 
 from equipoise.models.factory import (
+    MODEL_PLUGINS,
     create_model,
     describe_options,
+    find_model_code,
     list_models,
     model_info,
     model_options,
@@ -14,6 +16,7 @@ from equipoise.models.model import Model, count_parameters, find_equilibria
 from equipoise.models.table_network import TableModel, TableNetwork
 
 __all__ = [
+    "MODEL_PLUGINS",
     "ExplicitNetwork",
     "ImageModel",
     "ImageNetwork",
@@ -24,6 +27,7 @@ __all__ = [
     "create_model",
     "describe_options",
     "find_equilibria",
+    "find_model_code",
     "list_models",
     "model_info",
     "model_options",

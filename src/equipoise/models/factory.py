@@ -1,27 +1,31 @@
-"""Models by name: those that are registered, and functions in modules of your own.
+"""Models by name: those that are registered, plug-ins, and functions in code of your own.
 
-`create_model("opteq-digits")` makes a registered model. `create_model("package.module:function")`
-imports a module, which runs its code, and calls the function in it: so a model outside of this
-package can be used wherever a name can be written, in a config too.
+`create_model("opteq-digits")` makes a registered model, or one that an installed package adds by an
+entry point of the group `equipoise.models`. `create_model("package.module:function")` and
+`create_model("file.py:function")` run a module or a file and call the function in it: so a model
+outside of this package can be used wherever a name can be written, in a config too.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any, TypeVar
 
+from equipoise.core.named_code import is_code_name, load_code, to_short_name
 from equipoise.core.option import Option, keyword_options
+from equipoise.core.plugin import find_plugins, load_plugin, plugin_code
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError
 from equipoise.models.model import Model
 
 __all__ = [
+    "MODEL_PLUGINS",
     "create_model",
     "describe_options",
+    "find_model_code",
     "list_models",
     "model_info",
     "model_options",
@@ -30,6 +34,9 @@ __all__ = [
 ]
 
 Builder = TypeVar("Builder", bound=Callable[..., Model])
+
+MODEL_PLUGINS = "equipoise.models"
+"""The group of entry points by which installed packages add models."""
 
 _BUILDERS: dict[str, Callable[..., Model]] = {}
 
@@ -61,8 +68,9 @@ def create_model(name: str, **options: Any) -> Model:
     """Return a new model.
 
     Args:
-        name: One of `list_models()`, or `package.module:function` for a function that returns a
-            `Model` and takes its options as keyword arguments with defaults.
+        name: One of `list_models()`, or `package.module:function` or `file.py:function` for a
+            function that returns a `Model` and takes its options as keyword arguments with
+            defaults.
         **options: Its options; `model_options(name)` names them.
     """
     builder = _find_builder("model", name)
@@ -72,7 +80,7 @@ def create_model(name: str, **options: Any) -> Model:
     try:
         model: object = builder(**options)
     except Exception as error:
-        if isinstance(error, ValueError) or not _is_outside(name):
+        if isinstance(error, ValueError) or name in _registered():
             raise
         # A sentence that says whose function failed: the reader wrote it, and we did not.
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -87,17 +95,18 @@ def create_model(name: str, **options: Any) -> Model:
             "Derive its class from equipoise.Model.",
             got=type(model).__name__,
         )
-    model.name = name
+    model.name = to_short_name(name)
     return model
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the registered models, sorted.
+    """Return the names of the models that are registered or that packages add, sorted.
 
     Args:
         pattern: Shell-style pattern that names must match, such as `opteq-*`.
     """
-    return sorted(name for name in _registered() if fnmatchcase(name, pattern))
+    names = {*_registered(), *find_plugins(MODEL_PLUGINS)}
+    return sorted(name for name in names if fnmatchcase(name, pattern))
 
 
 def model_info(name: str) -> str:
@@ -137,15 +146,26 @@ def require_model(key: str, name: str) -> None:
     _find_builder(key, name)
 
 
-def _is_outside(name: str) -> bool:
-    return ":" in name
+def find_model_code(name: str) -> str:
+    """Return the code behind a model's name, as `package.module:name`; empty if it is registered.
+
+    Args:
+        name: The name, as `create_model` takes it.
+    """
+    if name in _registered():
+        return ""
+    return name if is_code_name(name) else plugin_code(MODEL_PLUGINS, name)
 
 
 def _find_builder(key: str, name: str) -> Callable[..., Model]:
-    if _is_outside(name):
-        return _import_builder(key, name)
     builders = _registered()
-    return builders[choose(key, name, builders)]
+    if name in builders:
+        return builders[name]
+    if is_code_name(name):
+        return _adopt(key, name, load_code(key, name))
+    plugins = find_plugins(MODEL_PLUGINS)
+    choose(key, name, {*builders, *plugins})
+    return _adopt(key, name, load_plugin(key, name, plugins[name]))
 
 
 def _registered() -> dict[str, Callable[..., Model]]:
@@ -154,33 +174,13 @@ def _registered() -> dict[str, Callable[..., Model]]:
     return _BUILDERS
 
 
-def _import_builder(key: str, name: str) -> Callable[..., Model]:
-    """The function that `package.module:function` names, or an error of one sentence."""
-    module_name, _, function = name.partition(":")
-    if not all(part.isidentifier() for part in [*module_name.split("."), function]):
-        raise SettingError(key, "be written as package.module:function", name)
-    try:
-        module = import_module(module_name)
-    except Exception as error:  # whatever the user's module raises, the sentence says it
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        remedy = "Install it, or run in the folder that holds it."
-        raise SettingError(
-            key,
-            "name a module that can be imported",
-            name,
-            remedy if isinstance(error, ModuleNotFoundError) else "",
-            got=f"{name!r} ({reason.rstrip('.')})",
-        ) from error
-    builder = getattr(module, function, None)
-    if builder is None:
-        near = difflib.get_close_matches(function, vars(module), n=1)
-        hint = f"Did you mean '{module_name}:{near[0]}'?" if near else ""
-        raise SettingError(key, f"name a function of {module_name}", name, hint)
+def _adopt(key: str, name: str, builder: object) -> Callable[..., Model]:
+    """Return a function from outside, once it is seen to be one that takes only options."""
     if not callable(builder):
         kind = type(builder).__name__
         raise SettingError(key, "name a function", name, got=f"{name!r}, which is a {kind}")
     _require_options(key, name, builder)
-    return builder  # type: ignore[no-any-return]  # that it returns a Model is seen when it is called
+    return builder  # that it returns a Model is seen when it is called
 
 
 def _require_options(key: str, name: str, builder: Callable[..., Model]) -> None:

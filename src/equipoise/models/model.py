@@ -17,7 +17,7 @@ class Model(nn.Module):
     Write `__init__` and `forward(x)` as for any module. The rest has defaults:
 
     Attributes:
-        name: The name under which `create_model` made it.
+        name: The name by which `create_model` made it, that of a file without its folders.
         size_multiple: What the height and width of images must be multiples of, in a network that
             takes images of any such size; None in one that takes samples of one shape only.
     """

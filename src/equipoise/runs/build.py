@@ -108,10 +108,11 @@ def resolve(config: Config, dataset: Dataset) -> Config:
                 given,
                 "Leave it out.",
             )
+    name = task.name if config.task.name == "auto" else config.task.name
     return replace(
         config,
         model=replace(config.model, options=options),
-        task=replace(config.task, name=task.name),
+        task=replace(config.task, name=name),
     )
 
 

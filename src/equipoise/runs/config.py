@@ -13,6 +13,7 @@ from equipoise.core.option import Option, field_options
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.models import describe_options
+from equipoise.runs.own_code import check_trust
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
@@ -72,24 +73,29 @@ class Config:
             )
 
 
-def load_config(source: str | Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    source: str | Path, overrides: Sequence[str] = (), *, trust: bool = False
+) -> Config:
     """Return the config of a preset, a TOML file or a run folder.
 
-    A file may start from a preset: `extends = "cifar10"` on top of it.
+    A file may start from a preset: `extends = "cifar10"` on top of it. Code that a config names is
+    run; a run folder may come from somebody else, so what it alone names is run only if this user
+    has trained with it on this machine, or `trust` is given.
 
     Args:
         source: The name of a preset, a path to a TOML file, or a folder with a `config.toml`. Write
             `./cifar10` for a folder that is called like a preset.
         overrides: Settings such as `train.epochs=3`. Values are TOML; those that are not are text.
+        trust: Whether to run the code that a run folder names, whoever made it.
     """
-    where, table = _find(source)
+    where, table, folder = _find(source)
     given: dict[str, str] = {}
     for text in overrides:
         try:
             given[override(Config, table, text)] = text
         except (ValueError, RecursionError) as error:
             raise SourceError(text, error) from None
-    return _build(table, where, given)
+    return _build(table, where, given, folder, trust=trust)
 
 
 def parse_config(table: Mapping[str, Any], where: str) -> Config:
@@ -184,13 +190,14 @@ def list_presets() -> dict[str, str]:
     return found
 
 
-def _find(source: str | Path) -> tuple[str, dict[str, Any]]:
-    """What to call a source in messages, and its table."""
+def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
+    """What to call a source in messages, its table, and its folder if it is a run."""
     presets = list_presets()
     if isinstance(source, str) and source in presets:
-        return f"preset {source}", _preset(source)
+        return f"preset {source}", _preset(source), None
     path = Path(source)
-    if path.is_dir():
+    folder = path if path.is_dir() else None
+    if folder is not None:
         if not (path / "config.toml").is_file():
             raise SourceError(path, "must be the folder of a run; it has no config.toml.")
         path /= "config.toml"
@@ -206,7 +213,7 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any]]:
             table = merge_tables(_preset(choose("extends", base, presets)), table)
         except (ValueError, RecursionError) as error:
             raise SourceError(path, error) from None
-    return str(path), table
+    return str(path), table, folder
 
 
 def _preset(name: str) -> dict[str, Any]:
@@ -215,8 +222,16 @@ def _preset(name: str) -> dict[str, Any]:
     )
 
 
-def _build(table: Mapping[str, Any], where: str, overrides: Mapping[str, str]) -> Config:
+def _build(
+    table: Mapping[str, Any],
+    where: str,
+    overrides: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    trust: bool = False,
+) -> Config:
     try:
+        check_trust(table, folder, overrides, trust=trust)
         config: Config = read_value(Config, table, "")
     except RecursionError:
         raise SourceError(where, NESTED) from None

@@ -11,8 +11,8 @@ from equipoise.core import ConvergenceError, interruptible
 from equipoise.engine import Trainer, make_progress
 from equipoise.engine.pace import describe_duration
 from equipoise.engine.step_cost import StepCost, measure_step
-from equipoise.models import require_model
 from equipoise.runs.config import Config
+from equipoise.runs.own_code import with_absolute_paths
 from equipoise.runs.run import check_folder, open_group, prepare
 
 __all__ = ["dry_run"]
@@ -27,7 +27,7 @@ def dry_run(config: Config, folder: Path | None = None) -> str:
         config: What to do.
         folder: Where the run would be kept, which must be new or empty.
     """
-    require_model("model.name", config.model.name)  # first, as in `train_run`
+    config = with_absolute_paths(config)
     if folder is not None:
         check_folder(folder, resume=False)
     if config.train.threads:

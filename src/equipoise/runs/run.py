@@ -31,12 +31,18 @@ from equipoise.engine import (
 )
 from equipoise.engine.log import finite
 from equipoise.engine.run_lock import LOCK_FILE
-from equipoise.models import require_model
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, dump_config, load_config, same_run
 from equipoise.runs.environment import describe_environment
 from equipoise.runs.initial_weights import load_initial_weights
+from equipoise.runs.own_code import (
+    describe_change,
+    find_changed_code,
+    keep_sources,
+    remember_named_code,
+    with_absolute_paths,
+)
 from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
 from equipoise.runs.samples import Samples, load_samples
 from equipoise.runs.sections import DataConfig
@@ -54,6 +60,7 @@ def train_run(
     *,
     resume: bool = False,
     changed: bool = False,
+    trust: bool = False,
     quiet: bool = False,
 ) -> Summary:
     """Train as a config says, keep the run in a folder, and return what came out.
@@ -68,18 +75,20 @@ def train_run(
             config.
         changed: Whether the config of the run that is resumed is replaced by this one, as far as
             it may change.
+        trust: Whether to resume a run whose code has changed, with the code as it is now.
         quiet: Whether to show nothing meanwhile.
     """
-    # First of all, since a model's own module may register the task: a process that a sweep spawned
-    # was handed the config, and has not imported it.
-    require_model("model.name", config.model.name)
+    config = with_absolute_paths(config)
+    remember_named_code(config)
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     with interruptible(), open_group(config) as group:
         resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
         progress = make_progress(quiet=quiet or not group.is_main)
-        trainer, samples, config = prepare(config, folder, group, progress)
+        # Before the data are read, which may take long.
         group.on_main(folder, lambda: check_folder(folder, resume=resume))
+        group.on_main(folder, lambda: _check_code(folder, config, progress, trust=trust))
+        trainer, samples, config = prepare(config, folder, group, progress)
         with trainer.store.hold() as lock:
             if resume and (folder / "config.toml").exists() and not _has_checkpoints(folder):
                 trainer.progress.note(
@@ -171,17 +180,29 @@ def _train(trainer: Trainer, samples: Samples, folder: Path, *, resume: bool) ->
     return summary
 
 
-def resume_run(folder: Path, settings: Sequence[str] = (), *, quiet: bool = False) -> Summary:
+def resume_run(
+    folder: Path,
+    settings: Sequence[str] = (),
+    *,
+    root: str | None = None,
+    trust: bool = False,
+    quiet: bool = False,
+) -> Summary:
     """Resume a run that was stopped, as if it had never been.
 
     Args:
         folder: Where it is kept.
         settings: What to change from now on, such as `train.epochs=40`; see `require_resumable`.
+        root: The folder with the data, if it is another one than before.
+        trust: Whether to run the code that it names, whoever made it and though it has changed.
         quiet: Whether to show nothing meanwhile.
     """
-    config = load_config(folder, settings)
+    config = load_config(folder, settings, trust=trust)
+    if root is not None:
+        config = replace(config, data=replace(config.data, root=root))
     require_resumable(folder, config)
-    return train_run(config, folder, resume=True, changed=bool(settings), quiet=quiet)
+    changed = bool(settings) or root is not None
+    return train_run(config, folder, resume=True, changed=changed, trust=trust, quiet=quiet)
 
 
 def _load(group: Group, data: DataConfig) -> Samples:
@@ -267,6 +288,21 @@ def check_folder(folder: Path, *, resume: bool) -> None:
         raise SourceError(folder, "must be new or empty; it holds other files.")
 
 
+def _check_code(folder: Path, config: Config, progress: Progress, *, trust: bool) -> None:
+    """Raise if a run is to be resumed with other code than it was begun with, unless trusted."""
+    files = find_changed_code(folder, config)
+    if not files:
+        return
+    change = f"{describe_change(files)} since this run began"
+    if not trust:
+        raise SourceError(
+            folder,
+            f"{change}, so that it would not go on as it was. Resume it with the code as it is now "
+            "by --trust (from Python: trust=True), or begin another run.",
+        )
+    progress.note(f"{change}: it goes on with the code as it is now")
+
+
 def _has_checkpoints(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("*.safetensors"))
 
@@ -293,6 +329,7 @@ def _write_beginning(
         # First of all, since a folder that holds it is a run's: a run that is killed any later can
         # be resumed.
         write_atomically(folder / "config.toml", dump_config(config))
+    keep_sources(folder, config)
     if read_json(folder / "environment.json") is None:
         write_json(folder / "environment.json", describe_environment(world))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.core import SourceError, write_atomically
+from equipoise.core.named_code import to_short_name
 from equipoise.data import BadSampleWarning, DataError, Dataset, read_bad_samples
 from equipoise.engine import read_metrics
 from equipoise.report import RunReport, ShownSample, SolvePath, Survey, render_report
@@ -27,13 +28,14 @@ __all__ = ["BAD_SAMPLES", "describe_run", "look_at", "read_json", "report_run"]
 BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
 
 
-def report_run(folder: Path) -> Path:
+def report_run(folder: Path, *, trust: bool = False) -> Path:
     """Write a page about a run, finished or not, into its folder, and return where it is.
 
     Samples are shown if the data are where they were in training.
 
     Args:
         folder: Where the run is kept.
+        trust: As of `open_run`.
     """
     if (folder / "metrics.jsonl").exists() and not (folder / "config.toml").exists():
         raise SourceError(
@@ -41,7 +43,7 @@ def report_run(folder: Path) -> Path:
             "has no config.toml, so it was trained from Python. Write its page there, where its "
             "model and data are known, with equipoise.runs.report_trainer.",
         )
-    config = load_config(folder)
+    config = load_config(folder, trust=trust)
     lines = read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
     summary = read_json(folder / "summary.json")
     shown: list[ShownSample] = []
@@ -71,7 +73,7 @@ def report_run(folder: Path) -> Path:
             solves, shown, found = look_at(trained, samples)
     environment = read_json(folder / "environment.json") or {}
     report = RunReport(
-        title=f"{config.model.name} on {config.data.name}",
+        title=f"{to_short_name(config.model.name)} on {to_short_name(config.data.name)}",
         subtitle=describe_run(environment, config.data.root),
         config=settings,
         environment=environment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from equipoise.layers import Certificate
 from equipoise.models import Model
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.config import Config, load_config
+from equipoise.runs.own_code import CodeWarning, describe_change, find_changed_code
 from equipoise.runs.samples import load_part, require_alike
 
 __all__ = ["Run", "certify_run", "evaluate_run", "open_run"]
@@ -61,21 +63,29 @@ class Run:
         return Vocabulary(self.about.tokens or "words", self.about.classes)
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path, *, trust: bool = False) -> Run:
     """Return a run with the weights that were kept; its data need not be there.
 
     Args:
         folder: Where it is kept.
+        trust: Whether to run the code that it names, whoever made it; see `load_config`.
     """
     if not folder.is_dir():
         found = "it is a file" if folder.exists() else "there is none"
         raise SourceError(folder, f"must be the folder of a run; {found}.")
-    config = load_config(folder)
+    config = load_config(folder, trust=trust)
     path = folder / "model.safetensors"
     if not path.exists():
         raise SourceError(
             folder,
             "must hold model.safetensors, which is written after the first epoch; it is missing.",
+        )
+    if changed := find_changed_code(folder, config):
+        warnings.warn(
+            f"{describe_change(changed)} since {folder} was trained, so that what it computes may "
+            "differ",
+            CodeWarning,
+            stacklevel=2,
         )
     weights, state = read_checkpoint(path)
     try:
@@ -91,13 +101,14 @@ def open_run(folder: Path) -> Run:
     return Run(folder, config, model.to(device).eval(), task, about, transform)
 
 
-def certify_run(folder: Path) -> dict[str, Certificate]:
+def certify_run(folder: Path, *, trust: bool = False) -> dict[str, Certificate]:
     """Return what is proved of each equilibrium of a run, at the weights that it kept.
 
     Args:
         folder: Where it is kept.
+        trust: As of `open_run`.
     """
-    run = open_run(folder)
+    run = open_run(folder, trust=trust)
     try:
         return {
             name: certify(layer, strict=False) for name, layer in run.model.equilibria().items()
@@ -107,22 +118,24 @@ def certify_run(folder: Path) -> dict[str, Certificate]:
 
 
 def evaluate_run(
-    folder: Path,
+    folder: Path | Run,
     *,
     split: str | None = None,
     root: str | None = None,
+    trust: bool = False,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Score the weights that a run kept.
 
     Args:
-        folder: Where it is kept.
+        folder: Where it is kept, or the run that is open already.
         split: Which split of the data; by default what the run itself scored in the end. `train` is
             what it learnt from, and `val` what it held out, if it did.
         root: The folder with the data, if it is another one than in training.
+        trust: As of `open_run`.
         on_batch: As of `evaluate`.
     """
-    run = open_run(folder)
+    run = folder if isinstance(folder, Run) else open_run(folder, trust=trust)
     data = run.config.data if root is None else replace(run.config.data, root=root)
     known = DATASETS[data.name].as_trained(run.about)
     data = replace(data, options={**data.options, **known})
@@ -131,7 +144,7 @@ def evaluate_run(
     try:
         require_alike(run.about, dataset)
     except SettingError as error:
-        raise SourceError(folder, error) from error
+        raise SourceError(run.folder, error) from error
     try_out(run.model, run.task, dataset, run.transform)
     return evaluate(
         run.model,

@@ -32,7 +32,8 @@ class ModelConfig:
     """Which network.
 
     Args:
-        name: One of `equipoise list models`, or `package.module:function` of your own.
+        name: One of `equipoise list models`, or code of your own: `package.module:function` or
+            `file.py:function`.
         options: Its options; `equipoise list models NAME` explains them.
         weights: The folder of a run whose weights training starts from; empty draws new ones.
     """
@@ -51,7 +52,8 @@ class DataConfig:
     """Which samples, and what is done to them.
 
     Args:
-        name: One of `equipoise list data`.
+        name: One of `equipoise list data`, or a reader of your own: `package.module:Name` or
+            `file.py:Name`.
         root: The folder with the published files; empty for the default of `load_data`.
         download: Whether to download files that are missing.
         options: The options of the reader; `equipoise list data NAME` explains them.
@@ -98,10 +100,8 @@ class DataConfig:
     memory: int = 1024
 
     def __post_init__(self) -> None:
-        choose("data.name", self.name, DATASETS)
-        _check_options(
-            "data", self.name, self.options, [option.name for option in fields(DATASETS[self.name])]
-        )
+        known = [option.name for option in fields(DATASETS.find("data.name", self.name))]
+        _check_options("data", self.name, self.options, known)
         choose("data.augment", self.augment, get_args(Augment))
         choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
         for name in ("subset", "padding", "memory"):
@@ -140,7 +140,8 @@ class TaskConfig:
     """What is learnt.
 
     Args:
-        name: The name of a task; `auto` is the one that fits the data.
+        name: One of `equipoise list tasks`, or a task of your own: `package.module:Name` or
+            `file.py:Name`; `auto` is the one that fits the data.
         label_smoothing: Fraction of the probability that targets spread over all classes.
         loss: The loss of a regression; `auto` is the task's own.
         delta: Where the Huber loss becomes linear, in the units of the targets.
@@ -152,7 +153,8 @@ class TaskConfig:
     delta: float = 1.0
 
     def __post_init__(self) -> None:
-        choose("task.name", self.name, ["auto", *TASKS])
+        if self.name != "auto":
+            TASKS.find("task.name", self.name, also=["auto"])
         require_between("task.label_smoothing", self.label_smoothing, 0, 1, "[)")
         choose("task.loss", self.loss, get_args(Loss))
         require_positive("task.delta", self.delta)

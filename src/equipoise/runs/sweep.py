@@ -33,6 +33,7 @@ from equipoise.core import (
 from equipoise.engine import find_metric
 from equipoise.runs.build import DATA_OPTIONS
 from equipoise.runs.config import Config, load_config, same_run
+from equipoise.runs.own_code import describe_change, find_changed_code, with_absolute_paths
 from equipoise.runs.run import train_run, try_report
 from equipoise.runs.sweep_report import report_sweep
 from equipoise.runs.sweep_table import columns_of, format_cell
@@ -50,6 +51,8 @@ def sweep(
     *,
     jobs: int = 1,
     pool: Literal["local", "ray"] = "local",
+    root: str | None = None,
+    trust: bool = False,
 ) -> list[dict[str, Any]]:
     """Train with every combination of some settings, and return a row for each, the best first.
 
@@ -64,6 +67,8 @@ def sweep(
         folder: Where the runs are kept.
         jobs: How many run at a time; they share the cores.
         pool: `local`, or `ray` for a Ray cluster.
+        root: The folder with the data, if it is another one than in the config.
+        trust: As of `load_config`.
     """
     require_count("sweep.jobs", jobs)
     choose("sweep.pool", pool, ("local", "ray"))
@@ -71,12 +76,18 @@ def sweep(
     runs: dict[Path, tuple[Config, dict[str, str]]] = {}
     for number, point in enumerate(points):
         settings = [f"{key}={value}" for key, value in point.items()]
-        config = load_config(source, [*overrides, *settings])
+        config = load_config(source, [*overrides, *settings], trust=trust)
+        if root is not None:
+            config = replace(config, data=replace(config.data, root=root))
+        config = with_absolute_paths(config)
         run = folder / _safe("-".join([f"{number:03d}", *settings]))
         if (run / "config.toml").exists() and not _same(load_config(run), config):
             raise SourceError(
                 run, "holds a run with another config. Choose another folder for this sweep."
             )
+        if files := find_changed_code(run, config):
+            change = f"{describe_change(files)} since this run began"
+            raise SourceError(run, f"{change}. Choose another folder for this sweep.")
         runs[run] = config, point
     folder.mkdir(parents=True, exist_ok=True)
     threads = max(1, torch.get_num_threads() // jobs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.core import SourceError, stop_if_requested, write_atomically
+from equipoise.core.named_code import to_short_name
 from equipoise.engine import read_metrics
 from equipoise.report import SweepReport, SweptRun, render_sweep
 from equipoise.runs.config import load_config
@@ -28,15 +29,18 @@ def is_sweep(folder: Path) -> bool:
     return (folder / TABLE).is_file()
 
 
-def report_sweep(folder: Path) -> Path:
+def report_sweep(folder: Path, *, trust: bool = False) -> Path:
     """Write a page about a sweep, complete or not, into its folder, and return where it is.
 
     Args:
         folder: Where the sweep is kept.
+        trust: Whether to run the code that its runs name, whoever made them; see `load_config`.
     """
     rows = _read_table(folder / TABLE)
     runs = [_read_run(folder, row) for row in rows]
-    report = SweepReport(f"Sweep {folder.absolute().name}", _subtitle(folder, runs), runs)
+    report = SweepReport(
+        f"Sweep {folder.absolute().name}", _subtitle(folder, runs, trust=trust), runs
+    )
     path = folder / "report.html"
     write_atomically(path, render_sweep(report))
     return path
@@ -82,14 +86,19 @@ def _number(text: str | None) -> float:
         return math.nan
 
 
-def _subtitle(folder: Path, runs: list[SweptRun]) -> str:
+def _subtitle(folder: Path, runs: list[SweptRun], *, trust: bool) -> str:
     """What was trained on what, and when the first of the runs began."""
     for name in sorted(run.name for run in runs):
         try:
-            config = load_config(folder / name)
+            config = load_config(folder / name, trust=trust)
             environment = read_json(folder / name / "environment.json") or {}
         except ValueError:  # one that failed before it wrote them
             continue
         about = describe_run(environment, config.data.root)
-        return ", ".join(filter(None, [f"{config.model.name} on {config.data.name}", about]))
+        return ", ".join(
+            filter(
+                None,
+                [f"{to_short_name(config.model.name)} on {to_short_name(config.data.name)}", about],
+            )
+        )
     return ""

@@ -9,7 +9,7 @@ from typing import ClassVar, Self, TypeVar, final
 import torch
 from torch import Tensor
 
-from equipoise.core import Registry, SettingError, choose
+from equipoise.core import Registry, SettingError
 from equipoise.data import Dataset
 from equipoise.engine.tasks.answer import Answer, FileAnswer
 from equipoise.engine.tasks.metric import Metric
@@ -33,8 +33,7 @@ C = TypeVar("C", bound=type)
 class Task(ABC):
     """One kind of problem: what is learnt, how it is scored, and what a trained model then answers.
 
-    Register a task of your own with `@TASKS.register("name")`; configs can name it once its module
-    was imported.
+    A config names a task of your own by its code, `package.module:Name` or `file.py:Name`.
 
     Attributes:
         name: The name under which it is registered.
@@ -171,21 +170,34 @@ class TaskRegistry(Registry[Task]):
         add = super().register(name, needs_options=needs_options)
 
         def add_task(entry: C) -> C:
-            for metric in getattr(entry, "metrics", ()):
-                known = find_metric(metric.name, metric)
-                if known != metric:
-                    raise SettingError(
-                        f"The metrics of task {name!r}",
-                        f"have names that no other metric has; {known.name!r} is {known.title!r}",
-                        metric.name,
-                        "Give it another name.",
-                    )
+            _check_metrics(name, entry)
             return add(entry)
 
         return add_task
 
+    def _adopt(self, key: str, name: str, found: object) -> type[Task]:
+        self._outside.pop(name, None)  # a file that has changed may change its metrics
+        for member in ("metrics", "answer_type"):
+            if isinstance(found, type) and issubclass(found, Task) and not hasattr(found, member):
+                raise SettingError(key, f"name a class that defines {member}", name)
+        _check_metrics(name, found)
+        return super()._adopt(key, name, found)
 
-TASKS = TaskRegistry("task", Task)  # type: ignore[type-abstract]
+
+def _check_metrics(name: str, task: object) -> None:
+    """Raise if a metric of a task has the name of another one."""
+    for metric in getattr(task, "metrics", ()):
+        known = find_metric(metric.name, metric)
+        if known != metric:
+            raise SettingError(
+                f"The metrics of task {name!r}",
+                f"have names that no other metric has; {known.name!r} is {known.title!r}",
+                metric.name,
+                "Give it another name.",
+            )
+
+
+TASKS = TaskRegistry("task", Task, "equipoise.tasks")  # type: ignore[type-abstract]
 """All tasks by name."""
 
 
@@ -200,17 +212,18 @@ def make_task(
     """Return a task for a data set.
 
     Args:
-        name: One of `TASKS`, or `auto` to choose by what the targets of the data are.
+        name: One of `TASKS`, a plug-in, code (`package.module:Name`, `file.py:Name`), or `auto` to
+            choose among `TASKS` by what the targets of the data are.
         dataset: What to learn from.
         label_smoothing: Fraction of the true class's weight that is spread over all classes
             (Szegedy et al., 2016).
         loss: The loss of a regression: `square`, `absolute` or `huber`; `auto` is the task's own.
         delta: Where the Huber loss becomes linear.
     """
-    choose("task", name, [*TASKS, "auto"])
     if name == "auto":
         name = next(each for each in TASKS if dataset.task in TASKS[each].data_kinds)
-    return TASKS[name].for_dataset(dataset, float(label_smoothing)).with_loss(loss, delta)
+    kind = TASKS.find("task", name, also=["auto"])
+    return kind.for_dataset(dataset, float(label_smoothing)).with_loss(loss, delta)
 
 
 def find_metric(name: str, default: Metric | None = None) -> Metric:
@@ -220,8 +233,8 @@ def find_metric(name: str, default: Metric | None = None) -> Metric:
         name: The name of the score, as in logs and summaries.
         default: What to return if none of them has it; a plain `Metric` if it is left out.
     """
-    for task in TASKS:
-        for metric in TASKS[task].metrics:
+    for task in TASKS.loaded():
+        for metric in task.metrics:
             if metric.name == name:
                 return metric
     return default or Metric(name, name.replace("_", " ").capitalize())
