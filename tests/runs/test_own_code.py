@@ -310,6 +310,7 @@ def test_relative_data_folder_is_made_absolute_for_sweeps_and_python_too(
         "equipoise.runs.sweep._run_local",
         lambda calls, _: asked.extend(call[0] for call in calls) or iter(()),
     )
+    monkeypatch.setattr("equipoise.runs.sweep.report_sweep", lambda _: None)
     sweep("digits", [], {"train.seed": ["0"]}, Path("s"), root="yours")
     assert asked[1].data.root == str(tmp_path / "yours")
 

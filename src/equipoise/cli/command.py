@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.json_values import to_json_values
+
 __all__ = [
     "BAD_INPUT",
     "DIVERGED",
@@ -119,6 +121,4 @@ def count(number: int, thing: str) -> str:
 
 def print_json(values: Mapping[str, Any]) -> None:
     """Print values as JSON; numbers that are not finite become null."""
-    from equipoise.engine.log import finite
-
-    print(json.dumps(finite(values), indent=1, allow_nan=False))
+    print(json.dumps(to_json_values(values), indent=1, allow_nan=False))

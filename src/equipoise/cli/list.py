@@ -8,7 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from equipoise.cli.command import DONE, Command, print_json
+from equipoise.cli.failure import say_warning
 from equipoise.core import SettingError, choose
+from equipoise.core.plugin import describe_package, find_plugins
 
 if TYPE_CHECKING:
     from equipoise.core import Registry
@@ -18,6 +20,7 @@ __all__ = ["KINDS", "LIST"]
 KINDS = {
     "models": "networks, for model.name",
     "data": "readers of data, for data.name",
+    "tasks": "what is learnt, for task.name",
     "solvers": "for model.options.solver",
     "gradients": "for model.options.gradient",
     "activations": "for model.options.activation",
@@ -45,7 +48,7 @@ def run(arguments: Namespace) -> int:
         return DONE
     found = describe(choose("list.kind", arguments.kind, KINDS))
     wanted = arguments.pattern
-    if wanted in found and arguments.kind != "presets":
+    if wanted in found and arguments.kind not in ("presets", "tasks"):
         return _show_options(arguments.kind, wanted, found[wanted], as_json=arguments.json)
     if wanted is not None:
         pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
@@ -94,22 +97,45 @@ def _show_options(kind: str, name: str, text: str, *, as_json: bool) -> int:
 
 def describe(kind: str) -> dict[str, str]:
     """Return the names of one kind, each with one line about it."""
-    from equipoise import data, models, runs
+    from equipoise.runs.presets import list_presets
 
     if kind == "presets":
-        return runs.list_presets()
+        return list_presets()
+    from equipoise import models
+
     if kind == "models":
-        return {name: models.model_info(name) for name in models.list_models()}
-    if kind == "data":
-        return data.list_data()
-    registry = _registry(kind)
-    return {name: (registry[name].__doc__ or "").partition("\n")[0] for name in registry.names}
+        known = models.list_models(plugins=False)
+        group, summarize = models.MODEL_PLUGINS, models.model_info
+    else:
+        registry = _registry(kind)
+        known, group = registry.names, registry.group
+
+        def summarize(name: str) -> str:
+            found = registry[name]
+            return getattr(found, "summary", "") or (found.__doc__ or "").partition("\n")[0]
+
+    rows = {name: summarize(name) for name in known}
+    for name, entries in find_plugins(group).items():
+        packages = " and ".join(sorted(describe_package(entry) for entry in entries))
+        if name in known:
+            say_warning(
+                f"{name!r} of {packages} is hidden by the one of that name that comes with "
+                "Equipoise; name its code instead, as package.module:name"
+            )
+            continue
+        try:
+            rows[name] = f"{summarize(name)} ({packages})".lstrip()
+        except ValueError as error:  # one that is broken hides no other
+            rows[name] = f"cannot be used: {error}"
+    return rows
 
 
 def _registry(kind: str) -> Registry[Any]:
-    from equipoise import gradients, prox, solvers
+    from equipoise import data, engine, gradients, prox, solvers
 
-    owner = {"solvers": solvers, "gradients": gradients}.get(kind, prox)
+    if kind == "data":
+        return data.DATASETS
+    owner = {"solvers": solvers, "gradients": gradients, "tasks": engine}.get(kind, prox)
     registry: Registry[Any] = getattr(owner, kind.upper())
     return registry
 

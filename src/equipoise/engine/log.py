@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from equipoise.core import SourceError, write_atomically
+from equipoise.core.json_values import to_json_values
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -21,7 +22,6 @@ __all__ = [
     "NOT_SCORES",
     "MetricLog",
     "MetricLogWarning",
-    "finite",
     "read_metrics",
     "require_tensorboard",
 ]
@@ -72,7 +72,7 @@ class MetricLog:
     def write(self, line: Mapping[str, Any]) -> None:
         """Append a line; numbers that are not finite become null, as JSON has it."""
         if self._file is not None:
-            text = json.dumps(finite(line), separators=(",", ":"), allow_nan=False)
+            text = json.dumps(to_json_values(line), separators=(",", ":"), allow_nan=False)
             with self._named():
                 self._file.write(text.encode() + b"\n")
                 self._file.flush()
@@ -223,15 +223,6 @@ def _scalars(value: Any, name: str) -> Iterator[tuple[str, float]]:
             yield from _scalars(item, f"{name}/{key}" if name else str(key))
     elif isinstance(value, int | float) and math.isfinite(value):
         yield name, float(value)
-
-
-def finite(value: Any) -> Any:
-    """Return the value with None in place of all numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _parse_all(path: Path | str, content: bytes) -> list[dict[str, Any]]:

@@ -99,13 +99,14 @@ def create_model(name: str, **options: Any) -> Model:
     return model
 
 
-def list_models(pattern: str = "*") -> list[str]:
+def list_models(pattern: str = "*", *, plugins: bool = True) -> list[str]:
     """Return the names of the models that are registered or that packages add, sorted.
 
     Args:
         pattern: Shell-style pattern that names must match, such as `opteq-*`.
+        plugins: Whether to count in those that packages add.
     """
-    names = {*_registered(), *find_plugins(MODEL_PLUGINS)}
+    names = {*_registered(), *(find_plugins(MODEL_PLUGINS) if plugins else ())}
     return sorted(name for name in names if fnmatchcase(name, pattern))
 
 

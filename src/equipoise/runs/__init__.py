@@ -1,17 +1,17 @@
 """Whole runs from one typed file: configs, presets, training, evaluation, reports, sweeps."""
 
-from equipoise.runs.config import (
-    Config,
-    dump_config,
-    list_presets,
-    load_config,
-    parse_config,
-)
-from equipoise.runs.run import resume_run, train_run
-from equipoise.runs.run_report import report_run
-from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
-from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
-from equipoise.runs.trainer_report import report_trainer
+from typing import TYPE_CHECKING
+
+from equipoise.core.lazy import lazy_names
+from equipoise.runs.presets import list_presets
+
+if TYPE_CHECKING:
+    from equipoise.runs.config import Config, dump_config, load_config, parse_config
+    from equipoise.runs.run import resume_run, train_run
+    from equipoise.runs.run_report import report_run
+    from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
+    from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
+    from equipoise.runs.trainer_report import report_trainer
 
 __all__ = [
     "Config",
@@ -31,3 +31,15 @@ __all__ = [
     "resume_run",
     "train_run",
 ]
+
+# Names are imported when they are first used, because torch takes seconds, and `equipoise list
+# presets` does without it.
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(
+        __name__,
+        __all__,
+        ("sections", "config", "saved_run", "run", "run_report", "trainer_report"),
+    )
+
+    def __dir__() -> list[str]:
+        return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.models import describe_options
 from equipoise.runs.own_code import check_trust
+from equipoise.runs.presets import list_presets, read_preset
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 from equipoise.runs.toml import (
     MAX_CONFIG_BYTES,
@@ -29,7 +29,6 @@ __all__ = [
     "Config",
     "describe",
     "dump_config",
-    "list_presets",
     "load_config",
     "parse_config",
     "same_run",
@@ -178,23 +177,11 @@ def same_run(first: Config, second: Config) -> bool:
     return one == other
 
 
-def list_presets() -> dict[str, str]:
-    """Return the names of the presets, each with one sentence about it."""
-    found = {}
-    for entry in sorted(
-        files("equipoise.runs").joinpath("preset").iterdir(), key=lambda entry: entry.name
-    ):
-        if entry.name.endswith(".toml"):
-            words = entry.read_text("utf-8").partition("\n\n")[0].replace("#", " ").split()
-            found[entry.name.removesuffix(".toml")] = " ".join(words).partition(". ")[0] + "."
-    return found
-
-
 def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
     """What to call a source in messages, its table, and its folder if it is a run."""
     presets = list_presets()
     if isinstance(source, str) and source in presets:
-        return f"preset {source}", _preset(source), None
+        return f"preset {source}", _read_preset(source), None
     path = Path(source)
     folder = path if path.is_dir() else None
     if folder is not None:
@@ -210,16 +197,14 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
     if "extends" in table:
         base = table.pop("extends")
         try:
-            table = merge_tables(_preset(choose("extends", base, presets)), table)
+            table = merge_tables(_read_preset(choose("extends", base, presets)), table)
         except (ValueError, RecursionError) as error:
             raise SourceError(path, error) from None
     return str(path), table, folder
 
 
-def _preset(name: str) -> dict[str, Any]:
-    return decode_toml(
-        files("equipoise.runs").joinpath("preset", f"{name}.toml").read_bytes(), f"preset {name}"
-    )
+def _read_preset(name: str) -> dict[str, Any]:
+    return decode_toml(read_preset(name), f"preset {name}")
 
 
 def _build(

@@ -21,6 +21,7 @@ from equipoise.core import (
     uninterrupted,
     write_atomically,
 )
+from equipoise.core.json_values import to_json_values
 from equipoise.data import BadSamples, read_bad_samples
 from equipoise.engine import (
     Group,
@@ -29,7 +30,6 @@ from equipoise.engine import (
     Trainer,
     make_progress,
 )
-from equipoise.engine.log import finite
 from equipoise.engine.run_lock import LOCK_FILE
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
@@ -341,4 +341,4 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
         path: Where.
         values: What; numbers that are not finite become null.
     """
-    write_atomically(path, json.dumps(finite(values), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(to_json_values(values), indent=1, allow_nan=False) + "\n")
