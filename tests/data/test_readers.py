@@ -345,3 +345,24 @@ def test_data_set_gives_some_of_its_samples_and_classes():
         "columns": (),
         "tokens": None,
     }
+
+
+def test_numpy_targets_are_numbers_to_predict(tmp_path: Path) -> None:
+    x, y = np.ones((4, 3)), np.linspace(0, 1, 8).reshape(4, 2)
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    np.save(tmp_path / "train_x.npy", x)
+    np.save(tmp_path / "train_y.npy", y[:, 0])
+    both = load_data("npz", root=tmp_path, targets=True)
+    assert (both.task, both.classes, both.shape) == ("regression", ("y0", "y1"), (3,))
+    assert torch.equal(both.y, torch.from_numpy(y).float())
+    one = load_data("npy", root=tmp_path, targets=True)
+    assert one.classes == ("y",)
+    assert torch.equal(one.y, both.y[:, :1])
+    with pytest.raises(DataError, match=r"label 0\.28.*targets=true"):
+        load_data("npy", root=tmp_path)
+    np.save(tmp_path / "train_y.npy", y[:3])
+    with pytest.raises(DataError, match=r"for each of 4 rows; got shape \(3, 2\)"):
+        load_data("npy", root=tmp_path, targets=True)
+    np.save(tmp_path / "train_y.npy", np.full(4, np.nan))
+    with pytest.raises(DataError, match="row 1, column 1 is not a finite number"):
+        load_data("npy", root=tmp_path, targets=True)

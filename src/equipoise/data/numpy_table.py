@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import IO, Any, final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from equipoise.core import SettingError, require_flag
 from equipoise.data.bounded_io import (
     check_member,
     count_entries,
@@ -26,17 +28,57 @@ from equipoise.data.table import MAX_FLOAT, TableReader
 __all__ = ["NPY", "NPZ", "read_npy"]
 
 
+@dataclass(frozen=True)
+class NumpyReader(TableReader):
+    """Reads arrays of samples and of labels, or of numbers to predict."""
+
+    targets: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_flag(f"{type(self).__name__}.targets", self.targets)
+        if self.targets and self.classes is not None:
+            rule = "be left out where targets are numbers"
+            raise SettingError(f"{type(self).__name__}.classes", rule, self.classes)
+
+    def _make(self, split: str, paths: list[Path], arrays: list[NDArray[Any]]) -> Dataset:
+        """The data set of the samples and the labels or targets in two files, or in one."""
+        x = _features(paths[0], arrays[0])
+        if not self.targets:
+            labels = _labels(paths[1], arrays[1])
+            return self.make_dataset(split, paths[0], x, labels, labels_path=paths[1])
+        y = _features(paths[1], arrays[1])
+        if y.ndim > 2 or len(y) != len(x):
+            raise DataError(
+                paths[1],
+                f"must hold one or more numbers for each of {len(x)} rows; got shape {y.shape}",
+            )
+        y = y.reshape(len(y), -1)
+        samples = np.ascontiguousarray(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32)
+        return Dataset(
+            self.name,
+            split,
+            "regression",
+            tuple(f"y{i}" for i in range(y.shape[1])) if y.shape[1] > 1 else ("y",),
+            x.shape[1:],
+            torch.from_numpy(samples.copy()),
+            torch.from_numpy(y.astype(np.float32)),
+        )
+
+
 @final
 @DATASETS.register("npz")
 @dataclass(frozen=True)
-class NPZ(TableReader):
+class NPZ(NumpyReader):
     """Arrays in `train.npz`, `val.npz`, `test.npz`, one sample in each row.
 
     Args:
         classes: How many classes there are; by default one more than the largest label of the
             split.
+        targets: Whether y holds numbers to predict, one or several for each row, and no labels; the
+            task is then a regression.
         features: The name of the array of samples; bytes stay bytes, other numbers become float32.
-        labels: The name of the array of labels.
+        labels: The name of the array of labels or targets.
     """
 
     name = "npz"
@@ -66,18 +108,20 @@ class NPZ(TableReader):
                 require_room(path, found.file_size, path.stat().st_size, packed=True)
                 with archive.open(found) as stream:
                     arrays.append(read_npy(path, stream, found.file_size))
-        return self.make_dataset(split, path, _features(path, arrays[0]), _labels(path, arrays[1]))
+        return self._make(split, [path, path], arrays)
 
 
 @final
 @DATASETS.register("npy")
 @dataclass(frozen=True)
-class NPY(TableReader):
+class NPY(NumpyReader):
     """Arrays in `train_x.npy` and `train_y.npy`, and so on, one sample in each row.
 
     Args:
         classes: How many classes there are; by default one more than the largest label of the
             split.
+        targets: Whether y holds numbers to predict, one or several for each row, and no labels; the
+            task is then a regression.
     """
 
     name = "npy"
@@ -95,13 +139,7 @@ class NPY(TableReader):
         for path in paths:
             with data_errors_of(path), path.open("rb") as stream:
                 arrays.append(read_npy(path, stream, path.stat().st_size))
-        return self.make_dataset(
-            split,
-            paths[0],
-            _features(paths[0], arrays[0]),
-            _labels(paths[1], arrays[1]),
-            labels_path=paths[1],
-        )
+        return self._make(split, paths, arrays)
 
 
 def read_npy(path: Path, stream: IO[bytes], size: int) -> NDArray[Any]:
@@ -166,7 +204,11 @@ def _features(path: Path, values: NDArray[Any]) -> NDArray[Any]:
 
 def _labels(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
     if values.ndim != 1 and (values.ndim != 2 or values.shape[1] != 1):
-        raise DataError(path, f"must hold one label for each row; got shape {values.shape}")
+        raise DataError(
+            path,
+            f"must hold one label for each row; got shape {values.shape} (numbers to predict need "
+            "the option targets=true)",
+        )
     flat = values.ravel()
     if flat.dtype.kind == "f":
         wrong = np.flatnonzero(
@@ -174,7 +216,9 @@ def _labels(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
         )
         if len(wrong):
             raise DataError(
-                path, f"row {wrong[0] + 1} has label {flat[wrong[0]]}; labels must be whole numbers"
+                path,
+                f"row {wrong[0] + 1} has label {flat[wrong[0]]}; labels must be whole numbers "
+                "(numbers to predict need the option targets=true)",
             )
     if flat.dtype == np.uint64 and (flat > 2**53).any():
         raise DataError(path, f"has label {flat.max()}, which is out of range")
