@@ -256,7 +256,12 @@ def test_list_shows_the_options_of_a_model_and_of_data(capsys):
     assert main(["list", "data", "digits"]) == 0
     assert capsys.readouterr().out.endswith("It has no options.\n")
     assert main(["list", "data", "npz", "--json"]) == 0
-    assert list(json.loads(capsys.readouterr().out)["options"]) == ["classes", "features", "labels"]
+    assert list(json.loads(capsys.readouterr().out)["options"]) == [
+        "classes",
+        "targets",
+        "features",
+        "labels",
+    ]
 
 
 def test_config_with_comments_explains_every_setting(capsys, tmp_path):
@@ -373,7 +378,7 @@ def test_sweep_separates_what_varies(status, code, monkeypatch, capsys, tmp_path
     assert asked == [
         (
             ("digits", ["train.epochs=3"], {"train.seed": ["1", "2"]}, tmp_path),
-            {"jobs": 2, "pool": "local"},
+            {"jobs": 2, "pool": "local", "root": None, "trust": False},
         )
     ]
     assert capsys.readouterr().out == f"run  status\n000  {status}\n"

@@ -10,7 +10,8 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import NoReturn
+from contextlib import redirect_stdout
+from typing import NoReturn, TextIO, cast
 
 from equipoise import __version__
 from equipoise.cli.certify import CERTIFY
@@ -26,6 +27,7 @@ from equipoise.cli.resume import RESUME
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
 from equipoise.core import RepeatedNotes, choose, interruptible
+from equipoise.core.printable import PrintableStream
 
 __all__ = ["COMMANDS", "main", "make_parser"]
 
@@ -60,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         warnings.showwarning = show_warnings_by(notes)
         try:
             try:
-                with interruptible():
+                with interruptible(), redirect_stdout(_printable_stdout(words)):
                     code = _run(words)
             except SystemExit as end:  # --help and --version end so
                 code = end.code if isinstance(end.code, int) else DONE
@@ -127,6 +129,13 @@ def _run(words: list[str]) -> int:
     if rest:
         getattr(arguments, command.many).extend(rest)
     return command.run(arguments)
+
+
+def _printable_stdout(words: Sequence[str]) -> TextIO:
+    """Stdout without control characters; predictions in a file or a pipe stay as they are."""
+    if "predict" in words[:2] and not sys.stdout.isatty():
+        return sys.stdout
+    return cast(TextIO, PrintableStream(sys.stdout))
 
 
 def _close_stdout() -> None:

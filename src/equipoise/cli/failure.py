@@ -10,6 +10,7 @@ from typing import TextIO
 
 from equipoise.cli.command import BAD_INPUT, DIVERGED
 from equipoise.core import ConvergenceError, Interrupted, RepeatedNotes
+from equipoise.core.printable import printable
 
 __all__ = ["say_error", "say_warning", "show_warnings_by", "tell"]
 
@@ -81,14 +82,11 @@ def show_warnings_by(notes: RepeatedNotes) -> Callable[..., None]:
         if category.__module__.startswith("equipoise."):
             notes.note(str(message))
         else:
-            (file or sys.stderr).write(
-                warnings.formatwarning(message, category, filename, lineno, line)
-            )
+            text = warnings.formatwarning(message, category, filename, lineno, line)
+            (file or sys.stderr).write(printable(text))
 
     return show
 
 
 def _say(kind: str, text: str) -> None:
-    line = " ".join(text.split())
-    shown = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in line)
-    print(f"equipoise: {kind}{shown}", file=sys.stderr)
+    print(f"equipoise: {kind}{printable(' '.join(text.split()))}", file=sys.stderr)

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self, TextIO, final
 
 from equipoise.core import ConvergenceWarning, RepeatedNotes
+from equipoise.core.printable import printable
 from equipoise.engine.pace import Pace, describe_duration
-from equipoise.engine.progress_line import describe_epoch, describe_step, fit_line, printable
+from equipoise.engine.progress_line import describe_epoch, describe_step, fit_line
 
 __all__ = ["Progress", "make_progress", "shown_by"]
 

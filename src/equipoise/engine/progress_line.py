@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from textwrap import fill
 from typing import Any
 
 from equipoise.engine.log import NOT_SCORES
 from equipoise.engine.pace import describe_duration
 from equipoise.engine.tasks import find_metric
 
-__all__ = ["describe_epoch", "describe_step", "fit_line", "printable"]
+__all__ = ["describe_epoch", "describe_step", "fit_line", "wrap_line"]
 
 WIDTH = 80  # columns of a line
 
@@ -36,6 +37,15 @@ def fit_line(parts: Iterable[str], short: Iterable[str] = (), indent: int = 0) -
         else:
             lines.append(f"{' ' * indent}{part}")
     return "\n".join(lines)
+
+
+def wrap_line(text: str) -> str:
+    """Return a sentence in lines that fit; names and paths without spaces stay whole.
+
+    Args:
+        text: The sentence.
+    """
+    return fill(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def describe_epoch(line: Mapping[str, Any], *, short: bool = False) -> list[str]:
@@ -113,14 +123,3 @@ def _troubles(line: Mapping[str, Any]) -> list[str]:
         if missed:
             troubles.append(f"{missed} of {sum(ends.values())} {way} not converged")
     return troubles + ([f"{line['skipped']} skipped"] if line.get("skipped") else [])
-
-
-def printable(text: str) -> str:
-    """Show control characters by their codes: they would move the cursor or change colours.
-
-    Args:
-        text: Any text.
-    """
-    return "".join(
-        sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text
-    )

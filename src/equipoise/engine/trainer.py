@@ -30,6 +30,7 @@ from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.log import MetricLog
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress, shown_by
+from equipoise.engine.progress_line import wrap_line
 from equipoise.engine.run_folder import RunFolder, run_identity
 from equipoise.engine.run_state import RunState
 from equipoise.engine.scorer import Scorer
@@ -279,11 +280,11 @@ class Trainer:
         return Wish(int(self.group.max(float(own))))
 
     def title(self) -> str:
-        """Return what is trained on what, in one line."""
+        """Return what is trained on what, in a line or two."""
         name = getattr(self.model, "name", type(self.model).__name__)
         parameters = count_parameters(self.model)["total"]
         where = f", kept in {self.folder}" if self.folder else ""
-        return (
+        return wrap_line(
             f"{name} with {parameters:,} parameters on {len(self.train):,} samples of "
             f"{self.train.name}{where}"
         )

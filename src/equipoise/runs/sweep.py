@@ -31,6 +31,7 @@ from equipoise.core import (
     write_atomically,
 )
 from equipoise.engine import find_metric
+from equipoise.engine.progress_line import wrap_line
 from equipoise.runs.build import DATA_OPTIONS
 from equipoise.runs.config import Config, load_config, same_run
 from equipoise.runs.own_code import describe_change, find_changed_code, with_absolute_paths
@@ -41,6 +42,7 @@ from equipoise.runs.sweep_table import columns_of, format_cell
 __all__ = ["split_values", "sweep"]
 
 MAX_FOLDER_NAME_LENGTH = 120  # characters of the name of a run's folder
+MAX_SHOWN_NAME_LENGTH = 60  # characters of it in a line of 80
 
 
 def sweep(
@@ -95,7 +97,8 @@ def sweep(
     rows: list[dict[str, Any]] = []
     for run, outcome in _run_local(calls, jobs) if pool == "local" else _run_ray(calls, threads):
         rows.append({"run": run.name, **runs[run][1], **outcome})
-        print(f"{len(rows)}/{len(calls)}  {run.name}: {_describe(outcome)}", flush=True)
+        name = _shorten(run.name)
+        print(wrap_line(f"{len(rows)}/{len(calls)}  {name}: {_describe(outcome)}"), flush=True)
         write_atomically(folder / "sweep.csv", _csv(_sorted(rows)))
     try_report(folder, lambda: report_sweep(folder))
     return _sorted(rows)
@@ -269,6 +272,12 @@ def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def _shorten(name: str) -> str:
+    """The name of a run to show; it begins with the number of the run."""
+    most = MAX_SHOWN_NAME_LENGTH
+    return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
 def _safe(name: str) -> str:
