@@ -399,6 +399,15 @@ def test_incay_expands_features_and_the_printed_sign_would_shrink_them() -> None
     assert (printed.norm(dim=1) < z.norm(dim=1)).all()
 
 
+def test_erratum_the_two_printed_forms_of_incay_are_different_functions() -> None:
+    """v1, A.1, and v3, 7.2, print `1/(|z|^2 + eps)`; v3, Table 2, `2/(|z|^2 + 2 eps)`."""
+    z, epsilon = state(FLAT), 0.5
+    text = 1 / (z.square().sum(dim=1) + epsilon)
+    table = Incay(epsilon).value(z)
+    assert (table > 1.05 * text).all()  # equal at zero alone
+    assert torch.allclose(Incay(epsilon / 2).value(z), 2 * text)  # twice, with half the epsilon
+
+
 def decorrelation_as_written(Z: Tensor) -> Tensor:
     """OptEq, eq. 13, on a matrix with one row for each feature."""
     D = torch.diag(1 / Z.norm(dim=1))
@@ -427,6 +436,21 @@ def test_decorrelation_needs_the_minus_that_the_paper_prints_as_a_plus() -> None
     assert (ours * z.T).sum(
         dim=1
     ).abs().max() < 1e-12  # the value does not depend on the lengths of features
+
+
+def test_erratum_the_printed_step_of_decorrelation_lacks_gamma_and_a_factor_of_two() -> None:
+    """v3, Table 2: `z_i - (I + Proj(z_i)) sum_(j != i) Proj(z_j) z_i/|z_i|^2`."""
+    Z, gamma = state((6, 4)).T.clone().requires_grad_(), 0.3
+    (slope,) = torch.autograd.grad(decorrelation_as_written(Z), Z)
+    Z = Z.detach()
+    project = [torch.outer(row, row) / row.square().sum() for row in Z]
+    for i, row in enumerate(Z):
+        others = sum(project[j] for j in range(len(Z)) if j != i) @ row / row.square().sum()
+        printed = others - project[i] @ others  # with the sign mended: see the test before
+        exact = row - gamma * slope[i]
+        assert torch.allclose(row - 2 * gamma * printed, exact, atol=1e-12)
+        assert not torch.allclose(row - printed, exact, atol=1e-3)
+        assert not torch.allclose(row - gamma * printed, exact, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (2, 4, 3, 2)])

@@ -137,6 +137,23 @@ def test_erratum_a_proximal_map_does_not_add_the_regulariser_itself() -> None:
         assert total(1e-6) < total(0) - 0.1e-6 * downhill @ downhill
 
 
+def test_erratum_a_gradient_step_after_the_network_does_not_end_at_the_minimiser() -> None:
+    """OptEq v1, section 4.1, has `z = T_R o T(z)`, v3 `z = T o T_R(z)`.
+
+    With `T_R = I - gamma grad R` the first one ends one gradient step away from the minimiser.
+    """
+    plain, x = opteq(6, 6, "tanh", mu=MU, alpha=1.0)
+    step = plain.map(x)
+    z = torch.zeros(len(x), 6, dtype=x.dtype)
+    for _ in range(500):
+        z = (1 - GAMMA) * step(z).detach()  # grad R(u) = u
+    W, c = arrays(plain, x)
+    for row in range(3):
+        wanted = smallest(Explicit("tanh", W, c[row], MU), squares)
+        assert np.abs(wanted - z[row].numpy()).max() >= 1e-3
+        assert np.abs(wanted - step(z)[row].detach().numpy()).max() <= 1e-6
+
+
 @pytest.mark.parametrize("kind", ["squares, gradient", "absolute, prox"])
 def test_regularizer_outside_of_a_skip_sees_the_envelope(kind: str) -> None:
     """With alpha < 1 the sum is alpha M_phi^(1 - alpha) + gamma R.

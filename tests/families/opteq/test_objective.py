@@ -590,3 +590,22 @@ def test_objective_refuses_inputs_that_the_layer_refuses_and_weights_that_are_no
         r"operators\.0\.weight\.$",
     ):
         certify(layer)
+
+
+def test_erratum_a_strictly_convex_objective_need_not_have_a_minimiser() -> None:
+    """OptEq v1 and v3, after Theorem 1: softplus and `W = 1`, so that `z = log(1 + e^z)`.
+
+    `phi'(z) = log(e^z - 1) - z` rises strictly and is negative everywhere.
+    """
+    layer = OptEq(1, 1, 1, "softplus", alpha=1.0, norm="none", bias=False).double()
+    with torch.no_grad():
+        layer.layers.operators[0].weight.fill_(1.0)
+    x, z = torch.zeros(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    y = torch.linspace(-20, 20, 401, dtype=torch.float64)[:, None]
+    slope = (y - layer.map(x.expand(401, 1))(y)).detach()[:, 0]  # phi' at z = f(y), which rises too
+    assert (slope.diff() > 0).all()
+    assert (slope < 0).all()
+    step = layer.map(x)
+    for _ in range(1000):
+        z = step(z).detach()
+    assert float(z) == pytest.approx(np.log(1001), abs=1e-9)  # log(k + 1): no end
