@@ -7,6 +7,7 @@ from equipoise.core.lazy import lazy_names
 if TYPE_CHECKING:
     from equipoise.analysis import certify, objective, spectral_radius
     from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
+    from equipoise.families.monotone import MonotoneDense
     from equipoise.families.opteq import (
         OptEq,
         OptEqConv2d,
@@ -92,6 +93,7 @@ __all__ = [
     "JacobianFree",
     "Linearization",
     "Model",
+    "MonotoneDense",
     "Neumann",
     "Newton",
     "OptEq",
@@ -148,7 +150,7 @@ _FOLDERS = (
 # Names are imported when they are first used, because torch takes a second, and `equipoise --help`
 # does without it.
 if not TYPE_CHECKING:
-    __getattr__ = lazy_names(__name__, __all__, (*_FOLDERS, "families.opteq"))
+    __getattr__ = lazy_names(__name__, __all__, (*_FOLDERS, "families.opteq", "families.monotone"))
 
     def __dir__() -> list[str]:
         return sorted({*__all__, *_FOLDERS, *(name for name in globals() if name.startswith("__"))})

@@ -9,6 +9,7 @@ import torch
 
 import equipoise
 from equipoise import Cell, Equilibrium, Stop
+from equipoise.families.monotone import MonotoneDense
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
@@ -67,6 +68,11 @@ CASES = {
     "conv_groups": lambda: conv(4, groups=2),
     "conv_separable": lambda: conv([3, 2], separable=True),
     "conv_double_separable": double_separable,
+    **{
+        f"monotone_relu_{name}": lambda name=name: MonotoneDense(3, 4, 0.8, splitting=name).cell
+        for name in ("peaceman-rachford", "douglas-rachford", "forward-backward")
+    },
+    "monotone_none": lambda: MonotoneDense(3, 4, 1.0, "tanh", "none").cell,
     "skip": lambda: Skip(dense(4), 0.4),
     "rotated": lambda: ChangeOfVariable(dense(4), matrix=ROTATION, scale=1.5, shift=0.2),
     "stretched": lambda: ChangeOfVariable(dense(4), matrix=STRETCH),

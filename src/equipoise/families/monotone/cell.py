@@ -1,0 +1,349 @@
+"""The cells of monotone operator networks: one map for each splitting, with the same output."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.registry import choose
+from equipoise.core.transforms import full_precision, is_wrapped, unwrapped
+from equipoise.core.tree import Shared
+from equipoise.core.validate import SettingError, require_positive
+from equipoise.families.monotone.operator import MonotoneOperator
+from equipoise.families.monotone.proximal import require_proximal, scaled_prox
+from equipoise.families.monotone.resolvent import resolve
+from equipoise.families.monotone.theory import Inclusion, certify_monotone, input_bound
+from equipoise.layers.cell import Cell
+from equipoise.layers.certificate import Certificate
+from equipoise.operators.operator import OperatorWeights, is_recorded
+from equipoise.prox.activation import Activation, ReLU
+from equipoise.solvers.problem import Linearization
+
+__all__ = ["ForwardBackwardCell", "MonotoneCell", "ReflectionCell", "Splitting", "monotone_cell"]
+
+Splitting = Literal["peaceman-rachford", "douglas-rachford", "forward-backward", "none"]
+StepSize = float | Literal["auto"]
+
+
+class MonotoneCell(Cell):
+    """What the splittings share: the equation `z = s(W z + U x + b)` with `I - W >= m I`.
+
+    With `s = prox_phi` its equilibrium is the zero of a strongly monotone operator,
+    `0 in (I - W) z - U x - b + dphi(z)`, of which there is exactly one for every input (Winston &
+    Kolter, 2020, Theorem 1).
+
+    Args:
+        operator: `W`.
+        inputs: `x -> U x + b`.
+        activation: `s`, the proximal map of a convex function.
+        step_size: The `a` of the splitting, or `auto`.
+    """
+
+    linearize_keeps_graph = True
+    splitting: Splitting
+
+    def __init__(
+        self,
+        operator: MonotoneOperator,
+        inputs: nn.Module,
+        activation: Activation,
+        step_size: StepSize = "auto",
+    ) -> None:
+        super().__init__()
+        require_proximal("Monotone", activation)
+        if step_size != "auto":
+            require_positive("Monotone.step_size", step_size)
+            step_size = float(step_size)
+        self.operator = operator
+        self.inputs = inputs
+        self.activation = activation
+        self.step_size: StepSize = step_size
+
+    @property
+    def margin(self) -> float:
+        """The margin `m` of `I - W >= m I`."""
+        return self.operator.margin
+
+    def effective_step_size(self, weights: OperatorWeights | None = None) -> float:
+        """Return the step size `a` at the present weights, which may be given."""
+        raise NotImplementedError  # abstract
+
+    def factor_bound(self) -> float:
+        """Return a proven bound of the step's Lipschitz constant; infinite if there is none."""
+        raise NotImplementedError  # abstract
+
+    @torch.no_grad()
+    def certificate(self) -> Certificate:
+        """Return that there is one equilibrium, how it moves, and how fast the splitting is."""
+        return certify_monotone(self, self.margin, self.factor_bound(), self.inputs)
+
+    @torch.no_grad()
+    def norms(self) -> dict[str, float]:
+        """Return bounds of `|I - W|` and, where it is known, `|U|`."""
+        bound = input_bound(self.inputs)
+        return {"I - W": self.operator.gap_bound()} | ({} if bound is None else {"U": bound})
+
+    def problem(self, x: Tensor) -> Inclusion:
+        """Return the monotone inclusion at the input `x`."""
+        self.operator.check(x)
+        return Inclusion(self.margin, self.activation)
+
+    def _weights(self, x: Tensor) -> OperatorWeights:
+        """The weights of `W`: in full precision, without which `I - W` need not be monotone."""
+        self.operator.check(x)
+        with full_precision(x.device.type):
+            return self.operator.weights()
+
+    def _parameters_of_operator(self) -> tuple[Tensor, ...]:
+        return tuple(self.operator.parameters())
+
+
+class ForwardBackwardCell(MonotoneCell):
+    """`z = prox_{a phi}(z - a ((I - W) z - U x - b))`: forward-backward splitting.
+
+    It contracts by `sqrt(1 - 2 a m + a^2 L^2)` for `0 < a < 2 m/L^2`, `L = |I - W|`; best is
+    `a = m/L^2`. With `a = 1` it is the network's own equation, which need not contract.
+
+    Args:
+        operator: `W`.
+        inputs: `x -> U x + b`.
+        activation: `s`.
+        step_size: `a`; `auto` is `m/L^2` with a proven bound of `L`.
+    """
+
+    splitting: Splitting = "forward-backward"
+
+    def __init__(
+        self,
+        operator: MonotoneOperator,
+        inputs: nn.Module,
+        activation: Activation,
+        step_size: StepSize = "auto",
+    ) -> None:
+        super().__init__(operator, inputs, activation, step_size)
+        if step_size != 1:
+            scaled_prox(activation, 0.5)  # raises if no splitting knows it
+        if step_size == 1:
+            self.splitting = "none"
+
+    def effective_step_size(self, weights: OperatorWeights | None = None) -> float:
+        if self.step_size != "auto":
+            return self.step_size
+        if unwrapped(self._parameters_of_operator()) is None:
+            raise SettingError(
+                "Monotone.step_size",
+                "be a number under vmap, for forward-backward splitting",
+                self.step_size,
+                "Or use splitting='peaceman-rachford'.",
+            )
+        return self.margin / self.operator.gap_bound() ** 2
+
+    def factor_bound(self) -> float:
+        a = self.effective_step_size()
+        gap = self.operator.gap_bound()
+        factor = math.sqrt(max(1 - 2 * a * self.margin + (a * gap) ** 2, 0.0))
+        doubled = tuple(weight.double() for weight in self.operator.weights())
+        direct = float(self.operator.bound(self.operator.combined(doubled, 1 - a, a)))
+        return min(factor * (1 + 1e-12), direct)
+
+    def inject(self, x: Tensor) -> Any:
+        weights = self._weights(x)
+        a = self.effective_step_size(weights)
+        c = self.inputs(x)
+        if a != 1:
+            weights, c = self.operator.combined(weights, 1 - a, a), a * c
+        return c, tuple(map(Shared, weights)), a
+
+    def initial(self, x: Tensor, context: Any) -> Tensor:
+        return torch.zeros_like(context[0])
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        c, weights, a = context
+        pre = self.operator.affine_with(weights, z, c)
+        prox = scaled_prox(self.activation, a)
+        return prox(pre) if is_recorded(pre) else prox.overwrite(pre)
+
+    def linearize(self, z: Tensor, context: Any) -> Linearization:
+        c, weights, a = context
+        prox = scaled_prox(self.activation, a)
+        pre = self.operator.affine_with(weights, z, c)
+        slope = prox.derivative(pre.detach())
+        held = tuple(weight.detach() for weight in weights)
+        return self._linearization(prox(pre), slope, held, self.operator.transposed(held))
+
+    def _linearization(
+        self, value: Tensor, slope: Tensor, weights: OperatorWeights, turned: OperatorWeights
+    ) -> Linearization:
+        apply = self.operator.apply_with
+        return Linearization(
+            value.detach(),
+            jvp=lambda v: apply(weights, v) * slope,
+            vjp=lambda v: apply(turned, v * slope),
+            select_rows=lambda rows: self._linearization(
+                value.detach().index_select(0, rows),
+                slope.index_select(0, rows),
+                weights,
+                turned,
+            ),
+            graph=value if value.requires_grad else None,
+        )
+
+
+class ReflectionCell(MonotoneCell):
+    """Peaceman-Rachford or Douglas-Rachford splitting: a map of `u`, with `z = prox_{a phi}(u)`.
+
+    `u = (1 - t) u + t (2 R - I)(2 prox_{a phi} - I) u`, shifted by the input, with the resolvent
+    `R = (I + a (I - W))^-1`:
+
+        r = 2 prox_{a phi}(u) - u,    u = (1 - t) u + t (2 R (r + a (U x + b)) - r).
+
+    `2 R - I` contracts for every `a > 0`, by at most `sqrt(1 - 4 a m/(1 + a L)^2)` (Lions &
+    Mercier, 1979), and `2 prox - I` does not expand. The equilibrium `z` does not depend on `a` or
+    `t`. The step's transposed Jacobian `(2 prox' - I)(2 R^T - I)` contracts as well, so that the
+    adjoint equation is solved by the same splitting with the transposed resolvent.
+
+    Args:
+        operator: `W`.
+        inputs: `x -> U x + b`.
+        activation: `s`.
+        step_size: `a`; `auto` is about `1/sqrt(m L)`.
+        fraction: `t`: 1 is Peaceman-Rachford, 1/2 Douglas-Rachford.
+    """
+
+    def __init__(
+        self,
+        operator: MonotoneOperator,
+        inputs: nn.Module,
+        activation: Activation,
+        step_size: StepSize = "auto",
+        fraction: float = 1.0,
+    ) -> None:
+        super().__init__(operator, inputs, activation, step_size)
+        scaled_prox(activation, 0.5)  # raises if no splitting knows it
+        self.fraction = fraction
+        self.splitting: Splitting = "peaceman-rachford" if fraction == 1 else "douglas-rachford"
+
+    def effective_step_size(self, weights: OperatorWeights | None = None) -> float:
+        if self.step_size != "auto":
+            return self.step_size
+        parameters = self._parameters_of_operator()
+        if any(map(is_wrapped, parameters)):
+            return 1.0  # as good a choice, and one that needs no values
+
+        def choose_size() -> float:
+            size = float(self.operator.spread(weights or self.operator.weights()))
+            return 1 / math.sqrt(self.margin * size) if 0 < size < math.inf else 1.0
+
+        return self.operator.remembered.get("step size", parameters, choose_size)
+
+    def factor_bound(self) -> float:
+        a, gap = self.effective_step_size(), self.operator.gap_bound()
+        factor = math.sqrt(max(1 - 4 * a * self.margin / (1 + a * gap) ** 2, 0.0))
+        return (1 - self.fraction) + self.fraction * min(factor * (1 + 1e-12), 1.0)
+
+    def inject(self, x: Tensor) -> Any:
+        weights = self._weights(x)
+        a = self.effective_step_size(weights)
+        operator = self.operator
+        c = operator.enlarge(self.inputs(x))
+        with full_precision(x.device.type):
+            held = tuple(weight.detach() for weight in weights)
+            factors = operator.remembered.get(
+                ("factors", a, c.shape[1:]),
+                self._parameters_of_operator(),
+                lambda: operator.factor(held, a, c),
+            )
+        return c, tuple(map(Shared, weights)), tuple(map(Shared, factors)), a
+
+    def initial(self, x: Tensor, context: Any) -> Tensor:
+        return torch.zeros_like(context[0])
+
+    def readout(self, z: Tensor, context: Any) -> Tensor:
+        """Return `prox_{a phi}(u)`."""
+        return self.operator.crop(scaled_prox(self.activation, context[3])(z))
+
+    def step(self, z: Tensor, context: Any) -> Tensor:
+        c, weights, factors, a = context
+        operator, t = self.operator, self.fraction
+        reflected = self._reflect(z, a)
+        b = torch.add(reflected, c, alpha=a)
+        if is_recorded(b):
+            moved = 2 * resolve(operator, weights, factors, a, b) - reflected
+        else:
+            moved = operator.resolve_with(factors, b, transpose=False).mul_(2).sub_(reflected)
+        return moved if t == 1 else torch.lerp(z, moved, t)
+
+    def _reflect(self, u: Tensor, a: float) -> Tensor:
+        """`2 prox_{a phi}(u) - u`."""
+        # Recorded, |u| would have the slope 0 at 0, and not that of the activation.
+        if isinstance(self.activation, ReLU) and not (self.operator.enlarges or is_recorded(u)):
+            return u.abs()
+        return 2 * self.operator.confine(scaled_prox(self.activation, a)(u)) - u
+
+    def linearize(self, z: Tensor, context: Any) -> Linearization:
+        factors, a = context[2], context[3]
+        slope = scaled_prox(self.activation, a).derivative(z.detach())
+        reflected = self.operator.confine(slope).mul_(2).sub_(1)
+        held = tuple(factor.detach() for factor in factors)
+        return self._linearization(self.step(z, context), reflected, held)
+
+    def _linearization(
+        self, value: Tensor, reflected: Tensor, factors: OperatorWeights
+    ) -> Linearization:
+        resolve_with, t = self.operator.resolve_with, self.fraction
+
+        def push(v: Tensor) -> Tensor:
+            w = v * reflected
+            moved = 2 * resolve_with(factors, w, transpose=False) - w
+            return moved if t == 1 else torch.lerp(v, moved, t)
+
+        def pull(v: Tensor) -> Tensor:
+            moved = (2 * resolve_with(factors, v, transpose=True) - v) * reflected
+            return moved if t == 1 else torch.lerp(v, moved, t)
+
+        return Linearization(
+            value.detach(),
+            jvp=push,
+            vjp=pull,
+            select_rows=lambda rows: self._linearization(
+                value.detach().index_select(0, rows), reflected.index_select(0, rows), factors
+            ),
+            graph=value if value.requires_grad else None,
+        )
+
+
+def monotone_cell(
+    owner: str,
+    operator: MonotoneOperator,
+    inputs: nn.Module,
+    activation: Activation,
+    splitting: Splitting = "peaceman-rachford",
+    step_size: StepSize = "auto",
+) -> MonotoneCell:
+    """Return the cell of a splitting.
+
+    Args:
+        owner: Whose options these are, for messages.
+        operator: `W`.
+        inputs: `x -> U x + b`.
+        activation: `s`.
+        splitting: Its name; `none` is the network's own equation.
+        step_size: `a`, or `auto`.
+    """
+    choose(f"{owner}.splitting", splitting, get_args(Splitting))
+    if splitting == "none":
+        if step_size not in ("auto", 1):
+            raise SettingError(
+                f"{owner}.step_size",
+                "be left out for splitting='none'",
+                step_size,
+                "Use splitting='forward-backward'.",
+            )
+        return ForwardBackwardCell(operator, inputs, activation, 1.0)
+    if splitting == "forward-backward":
+        return ForwardBackwardCell(operator, inputs, activation, step_size)
+    fraction = 1.0 if splitting == "peaceman-rachford" else 0.5
+    return ReflectionCell(operator, inputs, activation, step_size, fraction)
