@@ -278,7 +278,7 @@ def test_config_with_comments_explains_every_setting(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "names"), [("mnist", ["opteq-mnist"]), ("*-digits", ["opteq-digits"])]
+    ("pattern", "names"), [("teq-mn", ["opteq-mnist"]), ("opteq-d*s", ["opteq-digits"])]
 )
 def test_list_takes_part_of_a_name_or_a_pattern(pattern, names, capsys):
     assert main(["list", "models", pattern]) == 0
