@@ -24,6 +24,8 @@ __all__ = [
     "convolution_bound",
     "convolution_within",
     "separable_bound",
+    "separable_density",
+    "separable_quick_bound",
     "separable_within",
     "slack_of",
 ]
@@ -31,6 +33,7 @@ __all__ = [
 # Grid frequencies for each step of a kernel's length: at most cos(pi / 24)**-2 - 1 = 1.73 % of
 # slack.
 DENSITY = 12
+MANY = 128  # channels above which a separable convolution has half as many in each direction
 
 
 @outside_graphs
@@ -68,12 +71,13 @@ def convolution_bound(
     height, width = kernel.shape[2:]
     if groups == height == width == 1:
         return dense_norm(kernel.flatten(1))
-    slack = slack_of(kernel)
+    slack, grid = slack_of(kernel), _grid(kernel)
     if circular_size is not None:
         require_size("convolution_bound.circular_size", circular_size)
         slack *= math.cos(math.pi / (2 * DENSITY)) ** ((height > 1) + (width > 1))
+        grid = (circular_size[0] if height > 1 else 1, circular_size[1] if width > 1 else 1)
     taps = torch.stack(kernel.double().chunk(groups))
-    waves: Tensor = _WorstWave.apply(taps, None, _grid(kernel, circular_size))  # type: ignore[no-untyped-call]
+    waves: Tensor = _WorstWave.apply(taps, None, grid)  # type: ignore[no-untyped-call]
     matrix = torch.complex(
         *(torch.einsum("goihw,ghw->oi", taps, part) for part in (waves.real, waves.imag))
     )
@@ -81,21 +85,50 @@ def convolution_bound(
 
 
 @outside_graphs
-def separable_bound(depthwise: Tensor, pointwise: Tensor) -> Tensor:
+def separable_bound(depthwise: Tensor, pointwise: Tensor, channels: int) -> Tensor:
     """Return an upper bound of the norm of a depthwise convolution followed by a pointwise one.
 
-    The pair is one convolution with the symbol `K(w) = P diag(d(w))`, which `convolution_bound`
-    bounds as that of one kernel: the product of the two norms is larger, often several times.
-    Nothing is cut off between the two, because a pointwise convolution sees single pixels.
+    The pair is one convolution, with the symbol `K(w) = sum_j P_j diag(d_j(w))`, which is bounded
+    as in `convolution_bound`: the product of the two norms is larger, often several times. Nothing
+    is cut off between the two, because a pointwise convolution sees single pixels. (Between two
+    convolutions with borders something is, so that their symbols' product bounds nothing.)
+
+    With more than 128 channels the grid is coarser, and the bound at most 7.2 % above the supremum,
+    or 17.2 % with several kernels for each channel.
 
     Args:
-        depthwise: Shape (channels, 1, h, w).
-        pointwise: Shape (out, channels, 1, 1).
+        depthwise: Shape (channels times kernels for each, 1, h, w).
+        pointwise: Shape (out, channels times kernels for each, 1, 1).
+        channels: Channels of the input.
     """
-    taps, mix = depthwise.double()[:, 0], pointwise.double().flatten(1)
-    waves: Tensor = _WorstWave.apply(taps, mix, _grid(depthwise))  # type: ignore[no-untyped-call]
-    d = torch.complex(*(torch.einsum("chw,hw->c", taps, part) for part in (waves.real, waves.imag)))
-    return (slack_of(depthwise) * dense_norm(mix * d)).to(depthwise.dtype)
+    taps, mix = _separate(depthwise, pointwise, channels)
+    density = separable_density(depthwise, channels)
+    waves: Tensor = _WorstWave.apply(taps, mix, _grid(depthwise, density))  # type: ignore[no-untyped-call]
+    d = torch.complex(
+        *(torch.einsum("cjhw,hw->cj", taps, part) for part in (waves.real, waves.imag))
+    )
+    norm = dense_norm(torch.einsum("ocj,cj->oc", mix.to(d.dtype), d))
+    return (slack_of(depthwise, density) * norm).to(depthwise.dtype)
+
+
+@torch.no_grad()
+def separable_quick_bound(depthwise: Tensor, pointwise: Tensor, channels: int) -> float:
+    """Return a bound above `separable_bound`, for the norm of one real matrix.
+
+    `K(w) K(w)^H <= P diag(a) P^T` for `a >= sum_j |d_j(w)|^2`, here the largest over the grid.
+
+    Args:
+        depthwise: As for `separable_bound`.
+        pointwise: As for `separable_bound`.
+        channels: As for `separable_bound`.
+    """
+    taps, mix = _separate(depthwise, pointwise, channels)
+    density = separable_density(depthwise, channels)
+    grid = _grid(depthwise, density)
+    symbols = torch.fft.fft2(taps, s=[max(n, k) for n, k in zip(grid, taps.shape[2:], strict=True)])
+    lengths = symbols.abs().square().sum(dim=1).amax(dim=(1, 2)).sqrt()  # (channels,)
+    norm = float(dense_norm((mix * lengths[:, None]).flatten(1)))
+    return slack_of(depthwise, density) * norm * (1 + 4 * torch.finfo(depthwise.dtype).eps)
 
 
 @outside_graphs
@@ -117,37 +150,55 @@ def convolution_within(kernel: Tensor, limit: float, *, groups: int = 1) -> bool
 
 @outside_graphs
 @torch.no_grad()
-def separable_within(depthwise: Tensor, pointwise: Tensor, limit: float) -> bool:
+def separable_within(depthwise: Tensor, pointwise: Tensor, channels: int, limit: float) -> bool:
     """Return whether `separable_bound` is at most a limit, for less than the bound costs.
 
     Args:
         depthwise: As for `separable_bound`.
         pointwise: As for `separable_bound`.
+        channels: As for `separable_bound`.
         limit: What the bound is compared with.
     """
-    taps, mix = depthwise.double()[:, 0], pointwise.double().flatten(1)
-    return _within(SeparableSymbol(taps, mix, _grid(depthwise)), depthwise, limit)
+    taps, mix = _separate(depthwise, pointwise, channels)
+    density = separable_density(depthwise, channels)
+    symbol = SeparableSymbol(taps, mix, _grid(depthwise, density))
+    return _within(symbol, depthwise, limit, density)
 
 
-def slack_of(kernel: Tensor) -> float:
+def separable_density(depthwise: Tensor, channels: int) -> int:
+    """Return the grid's density for separable convolutions: each frequency costs `channels^3`.
+
+    Complex matrices, of several kernels for each channel, cost four times as much as real ones.
+    """
+    if channels <= MANY:
+        return DENSITY
+    return DENSITY // 2 if len(depthwise) == channels else DENSITY // 3
+
+
+def slack_of(kernel: Tensor, density: int = DENSITY) -> float:
     """Return what the largest norm on a kernel's grid is multiplied by."""
     axes = (kernel.shape[2] > 1) + (kernel.shape[3] > 1)
     rounding = 1 + MARGIN + 2 * torch.finfo(kernel.dtype).eps
-    return rounding / math.cos(math.pi / (2 * DENSITY)) ** axes
+    return rounding / math.cos(math.pi / (2 * density)) ** axes
 
 
-def _within(symbol: Symbol, kernel: Tensor, limit: float) -> bool:
+def _separate(depthwise: Tensor, pointwise: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Kernels as (channels, kernels for each, h, w) and a matrix as (out, channels, ...)."""
+    taps = depthwise.double().reshape(channels, -1, *depthwise.shape[2:])
+    return taps, pointwise.double().reshape(len(pointwise), channels, -1)
+
+
+def _within(symbol: Symbol, kernel: Tensor, limit: float, density: int = DENSITY) -> bool:
     with full_precision(kernel.device.type):
         # The bound itself is rounded once more, to the precision of the weights.
         rounding = 1 + torch.finfo(kernel.dtype).eps + 1e-11
-        return is_below(symbol, limit / (slack_of(kernel) * rounding))
+        return is_below(symbol, limit / (slack_of(kernel, density) * rounding))
 
 
-def _grid(kernel: Tensor, size: tuple[int, int] | None = None) -> tuple[int, int]:
+def _grid(kernel: Tensor, density: int = DENSITY) -> tuple[int, int]:
     height, width = kernel.shape[2:]
-    rows, columns = size or (DENSITY * (height - 1), DENSITY * (width - 1))
     # A kernel of height or width 1 is the same at all frequencies of that axis.
-    return rows if height > 1 else 1, columns if width > 1 else 1
+    return density * (height - 1) or 1, density * (width - 1) or 1
 
 
 def _check(kernel: Tensor, groups: int) -> None:

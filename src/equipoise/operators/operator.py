@@ -70,6 +70,10 @@ class Operator(nn.Module, ABC):
     def bound(self, weights: OperatorWeights) -> Tensor:
         """Return a proven upper bound of the operator norm, differentiable."""
 
+    def quick_bound(self, weights: OperatorWeights) -> float:
+        """Return a number above `bound(weights)` for a small part of its price, or infinity."""
+        return math.inf
+
     def within(self, weights: OperatorWeights, limit: float) -> bool:
         """Return whether `bound(weights)` is at most a limit; overridden where that costs less."""
         return bool(self.bound(weights) <= limit)

@@ -126,14 +126,15 @@ class KernelSymbol(Symbol):
 
 
 class SeparableSymbol(Symbol):
-    """`K(w) = P diag(d(w))`: a kernel for each channel, then a matrix over channels.
+    """`K(w) = sum_j P_j diag(d_j(w))`: kernels for each channel, then a matrix over their results.
 
-    `K(w)^H K(w)` has the eigenvalues of the real matrix `diag(|d|) P^T P diag(|d|)`, because the
+    `K(w)^H K(w)` has the entries `sum_jk (P_j^T P_k)_ab conj(d_ja) d_kb`. With one kernel for each
+    channel it has the eigenvalues of the real matrix `diag(|d|) P^T P diag(|d|)`, because the
     phases of `d` are a unitary change of basis.
 
     Args:
-        taps: Shape (channels, h, w), float64.
-        mix: `P`, shape (out, channels), float64.
+        taps: Shape (channels, kernels for each, h, w), float64.
+        mix: `P_j`, shape (out, channels, kernels for each), float64.
         grid: Numbers of frequencies.
     """
 
@@ -144,21 +145,27 @@ class SeparableSymbol(Symbol):
         sizes = float(taps.abs().amax()), float(mix.abs().amax())
         self.size = sizes[0] * sizes[1] if min(sizes) > 0 else sum(sizes) * 0.0
         self.side = len(taps)
-        height, width = taps.shape[1:]
-        phases = self.frequencies @ _lattice(range(height), range(width)).T
+        phases = self.frequencies @ _lattice(*map(range, taps.shape[2:])).T
         waves = torch.from_numpy(np.exp(-1j * phases)).to(self.device)
-        mix = mix / (sizes[1] or 1.0)
-        flat = (taps / (sizes[0] or 1.0)).flatten(1).T
-        self._lengths = (waves @ flat.to(waves)).abs()  # |d_c(w)|, (frequencies, channels)
-        self._gram = mix.T @ mix
+        d = torch.einsum("ft,cjt->jfc", waves, (taps / (sizes[0] or 1.0)).flatten(2).to(waves))
+        self._d = d.abs() if len(d) == 1 else d
+        mix = (mix / (sizes[1] or 1.0)).permute(2, 0, 1)  # (kernels for each, out, channels)
+        self._grams = mix[:, None].mT @ mix[None]
 
     def grams(self, index: Tensor, dtype: torch.dtype) -> Tensor:
-        lengths = self._lengths[index].to(dtype)
-        return lengths[:, :, None] * self._gram.to(dtype) * lengths[:, None, :]
+        d = self._d[:, index].to(dtype.to_complex() if self._d.is_complex() else dtype)
+        parts = self._grams.to(dtype)
+        total = torch.zeros((), dtype=d.dtype, device=self.device)
+        for left, row in zip(d, parts, strict=True):
+            for right, part in zip(d, row, strict=True):
+                total = total + left.conj()[:, :, None] * part * right[:, None, :]
+        return total
 
     def error(self) -> float:
-        largest = float(self._gram.norm()) * float(self._lengths.amax()) ** 2
-        return 8 * torch.finfo(torch.float32).eps * largest
+        # The largest term's entries, each taken with a relative error of a few eps.
+        terms = len(self._d) ** 2
+        largest = float(self._grams.norm()) * float(self._d.abs().amax()) ** 2
+        return (8 + terms) * terms * torch.finfo(torch.float32).eps * largest
 
 
 def find_worst(symbol: Symbol) -> tuple[int, NDArray[np.float64]]:

@@ -60,6 +60,10 @@ LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
 """What networks for large images solve to, as in the paper's looser training (OptEq, Table 8)."""
 
 
+START_BOUND = 0.9
+"""The quick bound of the norms that pairs of separable convolutions begin with."""
+
+
 def _solved_to(accuracy: OptEqOptions, options: OptEqOptions) -> OptEqOptions:
     """The options with a model's own accuracy, unless the user gives the stopping rule in full."""
     return options if options.get("stop") is not None else accuracy | options
@@ -228,7 +232,9 @@ def _paired(
         pair = Composed(
             [separable(channels, channels, 5, multiplier=2), separable(channels, channels, 3)]
         )
-        pair.scale_(2)  # both begin with a norm of about one half, and so shall their product
+        # As large as a quick bound proves to be allowed; proven norms are then about one half.
+        if not any(weight.is_meta for weight in pair.weights()):
+            pair.scale_(START_BOUND / pair.quick_bound(pair.weights()))
         return pair
 
     def injection() -> nn.Module:

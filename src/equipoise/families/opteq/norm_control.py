@@ -126,7 +126,9 @@ class NormControl:
     ) -> bool:
         """Whether `operator.bound(weights) <= limit`; False may also mean that it is not known."""
         known = self._known.get(layer)
-        if known is None or not known.fits(weights) or not bool(known.bound <= limit):
+        if known is None or not known.fits(weights):
+            return self._is_quickly_within(layer, operator, weights, limit)
+        if not bool(known.bound <= limit):
             return False
         if known.cleared == limit and _equal(weights, known.last):
             return True
@@ -139,11 +141,20 @@ class NormControl:
         # that, the cheaper question is asked at each of them, and a bound tried now and then.
         known.asked += 1
         if known.sufficed >= LASTING or known.asked >= PATIENCE or not math.isfinite(moved):
-            return False
+            return self._is_quickly_within(layer, operator, weights, limit)
         if not operator.within(weights, limit):
             return False
         known.cleared, known.last = limit, _copied(weights)
         return True
+
+    def _is_quickly_within(
+        self, layer: int, operator: Operator, weights: OperatorWeights, limit: float
+    ) -> bool:
+        """The same by a bound that costs little, which is then kept."""
+        quick = operator.quick_bound(weights)
+        if quick <= limit:
+            self._known[layer] = _Known(weights, torch.tensor(quick, dtype=torch.float64))
+        return quick <= limit
 
 
 class _Known:
