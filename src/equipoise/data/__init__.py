@@ -23,6 +23,8 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fingerprint import fingerprint
 from equipoise.data.loader import LoaderWarning, Loading
+from equipoise.data.mix import CutMix, Mixup
+from equipoise.data.rand_augment import RandAugment
 from equipoise.data.reader import DATASETS, Reader, find_scored_split, list_data, load_data
 from equipoise.data.spatial_transform import PadCropFlip, RandomResizedCrop, Resize
 from equipoise.data.transform import AddNoise, Compose, Greyscale, Normalize, ToFloat, Transform
@@ -34,13 +36,16 @@ __all__ = [
     "BadSampleWarning",
     "BadSamples",
     "Compose",
+    "CutMix",
     "DataError",
     "Dataset",
     "Greyscale",
     "LoaderWarning",
     "Loading",
+    "Mixup",
     "Normalize",
     "PadCropFlip",
+    "RandAugment",
     "RandomResizedCrop",
     "Reader",
     "Resize",

@@ -12,10 +12,13 @@ from equipoise.core import ConvergenceError, SettingError
 from equipoise.data import (
     AddNoise,
     Compose,
+    CutMix,
     Dataset,
     Greyscale,
+    Mixup,
     Normalize,
     PadCropFlip,
+    RandAugment,
     RandomResizedCrop,
     Resize,
     ToFloat,
@@ -52,8 +55,9 @@ def make_transforms(
     """
     steps: list[Transform] = [ToFloat()] if len(dataset.shape) == 3 else []
     if not steps:
-        asked = [name for name in ("greyscale", "size", "mean", "noise") if getattr(data, name)]
-        asked += ["augment"] if data.augment != "none" else []
+        names = ("greyscale", "size", "rand_augment", "mean", "noise")
+        asked = [name for name in names if getattr(data, name)]
+        asked += [name for name in ("augment", "mix") if getattr(data, name) != "none"]
         if asked:
             rule = f"be left out, since it is for images and {data.name!r} holds none"
             raise SettingError(f"data.{asked[0]}", rule, getattr(data, asked[0]))
@@ -65,6 +69,7 @@ def make_transforms(
     if math.prod(data.size) > MAX_PIXELS:
         raise SettingError("data.size", f"have at most {MAX_PIXELS} pixels", data.size)
     resize: list[Transform] = [Resize(size)] if size else []
+    ignore = dataset.ignore if dataset.ignore is not None else 255
     if data.augment == "random-resized-crop" and size:
         vary: list[Transform] = [RandomResizedCrop(size, flip=data.flip)]
     else:
@@ -72,17 +77,27 @@ def make_transforms(
         if data.augment == "pad-crop-flip" and data.padding > side:
             rule = f"be at most {side}, the size of the images"
             raise SettingError("data.padding", rule, data.padding)
-        ignore = dataset.ignore if dataset.ignore is not None else 255
         vary = (
             [*resize, PadCropFlip(data.padding, data.flip, ignore=ignore)]
             if data.augment == "pad-crop-flip"
             else resize
         )
+    if data.rand_augment:
+        vary += [ToFloat(), RandAugment(data.rand_augment, data.rand_strength, ignore)]
     if data.noise:
         steps.append(AddNoise(data.noise))
     if data.mean:
         steps.append(Normalize(data.mean, data.std))
-    return Compose(*first, *vary, *steps), Compose(*first, *resize, *steps)
+    mix = _make_mix(data, dataset)
+    return Compose(*first, *vary, *steps, *mix), Compose(*first, *resize, *steps)
+
+
+def _make_mix(data: DataConfig, dataset: Dataset) -> list[Transform]:
+    """What mixes training images, if anything does."""
+    if data.mix == "none":
+        return []
+    kind = Mixup if data.mix == "mixup" else CutMix
+    return [kind(len(dataset.classes), data.mix_alpha)]
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:
@@ -93,6 +108,9 @@ def resolve(config: Config, dataset: Dataset) -> Config:
         dataset: The training samples.
     """
     task = config.task.make(dataset)
+    if config.data.mix != "none" and not task.takes_mixed_targets:
+        rule = f"be 'none' for the task {task.name!r}, whose targets cannot be mixed"
+        raise SettingError("data.mix", rule, config.data.mix)
     seen = replace(dataset, shape=_seen_shape(config.data, dataset))
     outputs = task.outputs(seen)
     known, options = model_options(config.model.name), dict(config.model.options)

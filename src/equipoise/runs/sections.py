@@ -23,6 +23,7 @@ from equipoise.runs.toml import dotted
 __all__ = ["DataConfig", "ModelConfig", "TaskConfig", "as_config_error"]
 
 Augment = Literal["none", "pad-crop-flip", "random-resized-crop"]
+Mix = Literal["none", "mixup", "cutmix"]
 OnBadSample = Literal["stop", "skip"]
 Loss = Literal["auto", "square", "absolute", "huber"]
 
@@ -68,6 +69,12 @@ class DataConfig:
         augment: How training images are varied at random.
         padding: Pixels on each side for `pad-crop-flip`.
         flip: Probability of a horizontal flip, for both augmentations.
+        rand_augment: How many random operations change each training image: its colours, its
+            contrast, or where it is a little; 0 changes nothing.
+        rand_strength: How strong they are, from 0 to 1.
+        mix: How each training image is mixed with another one, and its class as well: `mixup` adds
+            them, `cutmix` replaces a box.
+        mix_alpha: The weights of a mixture are drawn from Beta(alpha, alpha).
         mean: What to subtract from the values in [0, 1], one number for each channel; empty
             subtracts nothing.
         std: What to divide by afterwards.
@@ -92,6 +99,10 @@ class DataConfig:
     augment: Augment = "none"
     padding: int = 4
     flip: float = 0.5
+    rand_augment: int = 0
+    rand_strength: float = 0.3
+    mix: Mix = "none"
+    mix_alpha: float = 1.0
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.0
@@ -104,7 +115,10 @@ class DataConfig:
         _check_options("data", self.name, self.options, known)
         choose("data.augment", self.augment, get_args(Augment))
         choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
-        for name in ("subset", "padding", "memory"):
+        choose("data.mix", self.mix, get_args(Mix))
+        require_positive("data.mix_alpha", self.mix_alpha)
+        require_between("data.rand_strength", self.rand_strength, 0, 1)
+        for name in ("subset", "padding", "memory", "rand_augment"):
             require_whole(f"data.{name}", getattr(self, name))
         require_whole("data.workers", self.workers, MAX_WORKERS)
         require_between("data.holdout", self.holdout, 0, 1, "[)")

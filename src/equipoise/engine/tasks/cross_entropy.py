@@ -100,19 +100,23 @@ class Classification(_CrossEntropy):
     ones, and of two classes `auc` is the area under the ROC curve (see `Labels`). The probability
     of a class is its softmax.
 
+    A target may also be weights `w` of all classes that add up to 1, of a mixed image: the loss is
+    then `-sum_c w_c log p_c`, and scores take the class with the largest weight for the true one.
+
     Args:
         classes: How many there are.
         ignore: The target that does not count, if there is one.
         label_smoothing: Fraction of the true class's weight that is spread over all classes.
 
     Shape:
-        Outputs (batch, classes), targets (batch,).
+        Outputs (batch, classes), targets (batch,) or floats (batch, classes).
     """
 
     name = "classification"
     metrics = (ACCURACY, TOP5, AUC)
     answer_type = LabelAnswer
     data_kinds = ("classification", "arrays")
+    takes_mixed_targets = True
 
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
@@ -125,6 +129,34 @@ class Classification(_CrossEntropy):
                 "data.classes", "leave two classes to tell apart", len(dataset.classes)
             )
         return len(dataset.classes)
+
+    def weight(self, target: Tensor) -> float:
+        return float(len(target)) if target.is_floating_point() else super().weight(target)
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        if target.dim() != 2 or not target.is_floating_point():
+            super().check(output, target)
+            return
+        sums = target.sum(1)
+        if (
+            target.shape[1] != self.classes
+            or bool((target < 0).any())
+            or not torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+        ):
+            raise self.mismatch(
+                "target",
+                f"be a class, or {self.classes} weights that add up to 1, for each sample",
+                f"shape {tuple(target.shape)}, with sums from {sums.min():.4g} to {sums.max():.4g}",
+            )
+        super().check(output, target.argmax(1))
+
+    def _losses(self, output: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        if not target.is_floating_point():
+            return super()._losses(output, target, smoothing)
+        logits = to_full_precision(output)
+        return functional.cross_entropy(
+            logits, target.to(logits), reduction="none", label_smoothing=smoothing
+        )
 
     def score(self) -> Score:
         return Labels(self.predict, self.classes, self.ignore)

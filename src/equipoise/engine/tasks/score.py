@@ -235,6 +235,8 @@ class Labels(Agreement):
         self._more = slice(self._cells.stop, None)
 
     def update(self, output: Tensor, target: Tensor) -> None:
+        if target.is_floating_point():  # weights of all classes
+            target = target.argmax(1)
         super().update(output, target)
         if self._classes <= 5 and self._classes != 2:
             return

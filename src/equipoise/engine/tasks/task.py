@@ -45,6 +45,7 @@ class Task(ABC):
         reads_text: Whether predictions are for text files, and the classes are a vocabulary.
         takes_whole_images: Whether predictions are for images of any size that the model can take,
             and not for images brought to the size of the training data.
+        takes_mixed_targets: Whether a target may be weights of all classes, as `Mixup` makes them.
         shown_samples: How many samples the page of a run shows with what `illustrate` returns.
     """
 
@@ -54,6 +55,7 @@ class Task(ABC):
     data_kinds: ClassVar[tuple[str, ...]] = ()
     reads_text: ClassVar[bool] = False
     takes_whole_images: ClassVar[bool] = False
+    takes_mixed_targets: ClassVar[bool] = False
     shown_samples: ClassVar[int] = 0
 
     @classmethod
