@@ -29,6 +29,7 @@ from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.log import MetricLog
 from equipoise.engine.optimizer import Average, make_optimizer
+from equipoise.engine.part_activity import MAX_PROBE, has_parts, measure_parts
 from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.progress_line import wrap_line
 from equipoise.engine.run_folder import RunFolder, run_identity
@@ -36,7 +37,7 @@ from equipoise.engine.run_state import RunState
 from equipoise.engine.scorer import Scorer
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor, operator_norms
-from equipoise.engine.step import Stepper
+from equipoise.engine.step import Stepper, part_size
 from equipoise.engine.step_recorder import StepRecorder
 from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import Task
@@ -326,6 +327,7 @@ class Trainer:
         with self.average.applied() if self.average else nullcontext():
             scores = self.scorer.end_epoch(self._evaluate)
             norms = operator_norms(self.model)
+            activity = self._measure_parts()
         position.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
         seconds = self._elapsed() - position.epoch_seconds
         world = self.group.world
@@ -341,6 +343,7 @@ class Trainer:
             **{key: line[key] for key in solves},
             "skipped": position.epoch_skipped,
             "operator_norms": norms,
+            **activity,
             "seconds": seconds,
             "samples_per_second": samples / position.busy,
             "loading_fraction": position.loading / position.busy,
@@ -350,6 +353,24 @@ class Trainer:
         self.state.past.load(self.state.past.vector + self.state.epoch.vector)
         self.state.epoch.clear()
         position.count_epoch(seconds)
+
+    def _measure_parts(self) -> dict[str, dict[str, float]]:
+        """What the parts of cells get and give, for the log; a note tells of those that are idle.
+
+        It is measured on the first training samples, at most as many as a step computes at once.
+        """
+        if not self.group.is_main or not has_parts(self.model):
+            return {}
+        count = min(MAX_PROBE, part_size(self.local_batch, self.settings.accumulate))
+        some = batches(self.train, count, shuffle=False, transform=self.test_transform)
+        device = self.group.device
+        x, y = next(some)
+        found = measure_parts(self.model, self.task, x.to(device), y.to(device))
+        if found is None:
+            return {}
+        if found.idle:
+            self.notes.note(found.describe_idle())
+        return {"part_gradients": found.gradients, "part_contributions": found.contributions}
 
     def evaluate(self, dataset: Dataset) -> Evaluation:
         """Score a data set with the present weights, as after each epoch.

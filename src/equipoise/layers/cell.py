@@ -28,8 +28,9 @@ class Cell(nn.Module):
     State and context are one tensor or a tree of tensors, real or complex, batch first. Each
     sample is its own problem: row `i` of the result depends on row `i` of the state and the context
     alone, unless the cell declares otherwise. A cell may say what is known of it, by the attributes
-    below and by `lipschitz`, `certificate`, `problem`, `project_` and `norms`. Everything else in
-    the library asks the cell, so that a cell of your own gets what it declares.
+    below and by `lipschitz`, `certificate`, `problem`, `project_`, `norms`, `part_weights` and
+    `contributions`. Everything else in the library asks the cell, so that a cell of your own gets
+    what it declares.
 
     Attributes:
         symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate
@@ -39,11 +40,13 @@ class Cell(nn.Module):
         linearize_keeps_graph: When gradients are enabled, its `linearize` also gives `graph`, the
             value with its whole autograd history down to context and weights, so that the step need
             not be recorded once more.
+        idle_remedy: What to do about a part that is idle, as a sentence; see `contributions`.
     """
 
     symmetric: bool = False
     coupled: bool = False
     linearize_keeps_graph: bool = False
+    idle_remedy: str = ""
     compiled_step: CompiledStep | None = None
     _step_name: str = "Cell.step"  # what messages call the step
 
@@ -117,6 +120,21 @@ class Cell(nn.Module):
         """Return upper bounds of the norms of the operators by name, for logs."""
         bound = lipschitz_number(self, self.lipschitz())
         return {} if bound is None else {"step": bound}
+
+    def part_weights(self) -> dict[str, list[Tensor]]:
+        """Return the weights of the step's parts by name, where it has several worth telling apart.
+
+        Logs and reports say how much of the gradient each gets; those of the layers of a
+        composition, say.
+        """
+        return {}
+
+    def contributions(self, z: Tree, context: Tree) -> dict[str, float]:
+        """Return how much each part gives to the step at `z`, relative to the step's value.
+
+        The names are those of `part_weights`. A part that gives next to nothing is idle.
+        """
+        return {}
 
     def linearize(self, z: Tree, context: Tree) -> Linearization | None:
         """Return the step linearised at `z`, if the cell can do better than autograd.

@@ -17,7 +17,15 @@ from equipoise.layers.problem import Problem
 if TYPE_CHECKING:
     from equipoise.layers.cell import Cell
 
-__all__ = ["certificate_of", "lipschitz_number", "norms_of", "problem_of", "projects_of"]
+__all__ = [
+    "certificate_of",
+    "contributions_of",
+    "lipschitz_number",
+    "norms_of",
+    "part_weights_of",
+    "problem_of",
+    "projects_of",
+]
 
 
 def lipschitz_number(owner: object, bound: object) -> float | None:
@@ -60,16 +68,38 @@ def problem_of(cell: Cell, x: Tree) -> Problem:
 
 def norms_of(cell: Cell) -> dict[str, float]:
     """Return what a cell says of its operators' norms."""
-    key, found = f"{type(cell).__name__}.norms", cell.norms()
-    require_type(key, found, dict, "a dict of numbers by name")
-    norms = {}
-    for name, bound in found.items():
-        number = _as_float(bound)
+    return _numbers_by_name(f"{type(cell).__name__}.norms", cell.norms())
+
+
+def contributions_of(cell: Cell, z: Tree, context: Tree) -> dict[str, float]:
+    """Return what a cell says of what its parts give to the step at `z`."""
+    key = f"{type(cell).__name__}.contributions"
+    return _numbers_by_name(key, cell.contributions(z, context))
+
+
+def part_weights_of(cell: Cell) -> dict[str, list[Tensor]]:
+    """Return the weights of a cell's parts by name."""
+    key, found = f"{type(cell).__name__}.part_weights", cell.part_weights()
+    require_type(key, found, dict, "a dict of lists of weights by name")
+    for name, weights in found.items():
+        named = isinstance(name, str) and isinstance(weights, list | tuple)
+        if not (named and all(isinstance(weight, Tensor) for weight in weights)):
+            got = f"{_describe(weights)} for {name!r}"
+            raise SettingError(key, "be a dict of lists of weights by name", found, got=got)
+    return {name: list(weights) for name, weights in found.items()}
+
+
+def _numbers_by_name(key: str, found: object) -> dict[str, float]:
+    rule = "be a dict of numbers by name"
+    if not isinstance(found, dict):
+        raise SettingError(key, rule, found, got=type(found).__name__)
+    numbers = {}
+    for name, value in found.items():
+        number = _as_float(value)
         if number is None or not isinstance(name, str):
-            got = f"{_describe(bound)} for {name!r}"
-            raise SettingError(key, "be a dict of numbers by name", found, got=got)
-        norms[name] = number
-    return norms
+            raise SettingError(key, rule, found, got=f"{_describe(value)} for {name!r}")
+        numbers[name] = number
+    return numbers
 
 
 def projects_of(cell: Cell) -> bool:

@@ -22,8 +22,10 @@ from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, averaged
 from equipoise.layers.declarations import (
     certificate_of,
+    contributions_of,
     lipschitz_number,
     norms_of,
+    part_weights_of,
     problem_of,
 )
 from equipoise.layers.problem import Problem
@@ -88,6 +90,16 @@ class Wrapper(Cell):
         inner = norms_of(self.cell)
         # The bound of the whole step is the wrapper's own.
         return super().norms() if inner.keys() == {"step"} else inner
+
+    @property
+    def idle_remedy(self) -> str:  # type: ignore[override]
+        return self.cell.idle_remedy
+
+    def part_weights(self) -> dict[str, list[Tensor]]:
+        return part_weights_of(self.cell)
+
+    def contributions(self, z: Any, context: Any) -> dict[str, float]:
+        return contributions_of(self.cell, z, context)
 
 
 class Skip(Wrapper):
@@ -266,6 +278,9 @@ class ChangeOfVariable(Wrapper):
     def step(self, z: Tensor, context: Any) -> Tensor:
         return self.invert(self.cell.step(self.change(z), context))
 
+    def contributions(self, z: Tensor, context: Any) -> dict[str, float]:
+        return contributions_of(self.cell, self.change(z), context)
+
     def readout(self, z: Tensor, context: Any) -> Tensor:
         return z
 
@@ -352,6 +367,9 @@ class Regularized(Wrapper):
     def step(self, z: Tensor, context: Any) -> Tensor:
         value: Tensor = self.cell.step(self.operate(z), context)
         return value
+
+    def contributions(self, z: Tensor, context: Any) -> dict[str, float]:
+        return contributions_of(self.cell, self.operate(z), context)
 
     @property
     def factor(self) -> float | None:

@@ -14,8 +14,10 @@ from equipoise.report.status import render_statuses
 from equipoise.report.survey import render_mistakes, spread_histograms, spread_title
 from equipoise.report.tiles import render_tiles
 from equipoise.report.training import (
+    describe_idle_parts,
     describe_one_step,
     optimizer_charts,
+    part_charts,
     score_charts,
     solver_charts,
     tolerance_rule,
@@ -37,6 +39,10 @@ def render_report(report: RunReport) -> str:
         ("Training", drawer.draw(score_charts(report))),
         ("Learning rate, gradient and throughput", drawer.draw(optimizer_charts(report))),
         ("Solver", describe_one_step(report) + drawer.draw(solver_charts(report))),
+        (
+            "What each part of the equilibrium gets and gives",
+            describe_idle_parts(report) + drawer.draw(part_charts(report)),
+        ),
         (spread_title(report.survey), drawer.draw(spread_histograms(report.survey))),
         ("How solves ended", render_statuses(report)),
         ("Confusion matrix", render_confusion(report)),

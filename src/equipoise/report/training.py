@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from equipoise.engine import find_metric
+from equipoise.engine.part_activity import IDLE
 from equipoise.report.chart import Chart, Line, Rule
 from equipoise.report.content import RunReport
 from equipoise.report.curve import (
@@ -18,11 +19,14 @@ from equipoise.report.curve import (
     to_number,
 )
 from equipoise.report.format import format_number
+from equipoise.report.markup import escape
 from equipoise.report.score import HELD_OUT, find_scores
 
 __all__ = [
+    "describe_idle_parts",
     "describe_one_step",
     "optimizer_charts",
+    "part_charts",
     "score_charts",
     "solver_charts",
     "tolerance_rule",
@@ -88,16 +92,56 @@ def solver_charts(report: RunReport) -> Iterator[Chart]:
         log=True,
         rule=tolerance_rule(report),
     )
-    norms = [
-        {**submapping(line, "operator_norms"), "step": to_number(line.get("epoch")) + 1}
+    yield Chart(
+        "Operator norms",
+        _by_epoch(report, "operator_norms"),
+        "norm",
+        x="epoch",
+        rule=Rule("norm 1", 1.0),
+    )
+
+
+def part_charts(report: RunReport) -> Iterator[Chart]:
+    """What the parts of cells get and give, after each epoch."""
+    for title, key, unit in (
+        ("Gradient of each part", "part_gradients", "fraction of the largest"),
+        ("Contribution of each part", "part_contributions", "fraction of the state"),
+    ):
+        rule = Rule("idle", IDLE)
+        yield Chart(title, _by_epoch(report, key), unit, x="epoch", log=True, rule=rule)
+
+
+def describe_idle_parts(report: RunReport) -> str:
+    """Return a sentence on parts that are idle in the end; empty if all of them work."""
+    last = report.epochs[-1] if report.epochs else None
+    gradients, given = submapping(last, "part_gradients"), submapping(last, "part_contributions")
+    idle = [
+        name
+        for name in gradients
+        if to_number(gradients[name]) < IDLE and to_number(given.get(name)) < IDLE
+    ]
+    if not gradients:
+        return ""
+    if not idle:
+        return "<p>All of them work: no part is below 1 % in both.</p>"
+    verb = "is" if len(idle) == 1 else "are"
+    return (
+        f"<p>{escape(', '.join(idle))} {verb} idle: less than 1 % of the largest gradient, and "
+        "less than 1 % of the state, so that the others do all the work.</p>"
+    )
+
+
+def _by_epoch(report: RunReport, key: str) -> list[Line]:
+    """A curve for each name of a table that lines of epochs have."""
+    tables = [
+        {**submapping(line, key), "step": to_number(line.get("epoch")) + 1}
         for line in report.epochs
     ]
-    layers = [key for key in numeric_keys(norms) if key != "step"]
-    lines = [
-        Line(layer, *read_column(norms, layer), colour, "points")
-        for colour, layer in enumerate(layers)
+    names = [name for name in numeric_keys(tables) if name != "step"]
+    return [
+        Line(name, *read_column(tables, name), colour, "points")
+        for colour, name in enumerate(names)
     ]
-    yield Chart("Operator norms", lines, "norm", x="epoch", rule=Rule("norm 1", 1.0))
 
 
 def tolerance_rule(report: RunReport) -> Rule | None:

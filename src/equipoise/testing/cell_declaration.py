@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.layers.certificate import Certificate
+from equipoise.layers.declarations import contributions_of, part_weights_of
 from equipoise.layers.problem import Minimization
 from equipoise.solvers import FixedPoint, Stop
 from equipoise.testing.cell_case import CellCase
@@ -237,6 +238,26 @@ def _norms_are_numbers(case: CellCase) -> None:
     )
 
 
+def _contributions_belong_to_parts(case: CellCase) -> None:
+    weights = part_weights_of(case.cell)
+    own = {id(weight) for weight in case.cell.parameters()}
+    require(
+        all(id(weight) in own for part in weights.values() for weight in part),
+        f"{case.name}.part_weights",
+        "return parameters of the cell",
+        "other tensors",
+    )
+    with torch.no_grad():
+        z = case.layout.unpack(case.points()[-1])
+        found = contributions_of(case.cell, z, case.bare)
+    require(
+        found.keys() <= weights.keys() and all(value >= 0 for value in found.values()),
+        f"{case.name}.contributions",
+        "return numbers of at least 0 by the names of part_weights",
+        f"{found}",
+    )
+
+
 def _projection_keeps_its_promise(case: CellCase) -> str | None:
     if not case.cell.projects:
         return "the cell does not project"
@@ -314,6 +335,7 @@ DECLARATION_CHECKS = (
     _linearization_is_autograds,
     _certificate_is_true,
     _norms_are_numbers,
+    _contributions_belong_to_parts,
     _projection_keeps_its_promise,
     _problem_is_solved_by_the_equilibrium,
 )

@@ -61,6 +61,7 @@ class OptEqCell(Cell):
     """
 
     linearize_keeps_graph = True
+    idle_remedy = "Try norm='orthogonal', or a smaller alpha."
 
     def __init__(
         self,
@@ -234,13 +235,31 @@ class OptEqCell(Cell):
         return self._operators[0].zeros(context[0][0])
 
     def step(self, z: Tensor, context: Any) -> Tensor:
-        for operator, activation, fixed, (c, weights, turned, rest) in zip(
-            self._operators, self.activations, self._rest, context, strict=True
-        ):
-            a = operator.affine_with(weights, z, c)
-            hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
-            z = add_skip(operator.adjoint_with(turned, hidden), z, fixed if rest is None else rest)
+        for layer in zip(self._operators, self.activations, self._rest, context, strict=True):
+            z = _apply(z, *layer)
         return z
+
+    def part_weights(self) -> dict[str, list[Tensor]]:
+        """Return the weights `W_l` of each layer, if there are several."""
+        several = len(self.operators) > 1
+        pairs = enumerate(self._operators if several else (), start=1)
+        return {str(number): list(operator.weights()) for number, operator in pairs}
+
+    @torch.no_grad()
+    def contributions(self, z: Tensor, context: Any) -> dict[str, float]:
+        """Return `|T(z) - T_l(z)| / |T(z)|` for each layer, with it left out of `T` as `T_l`."""
+        layers = list(zip(self._operators, self.activations, self._rest, context, strict=True))
+        states = [z]
+        for layer in layers:
+            states.append(_apply(states[-1], *layer))
+        size = torch.linalg.vector_norm(states[-1])
+        found = {}
+        for number in range(1, len(layers) + 1 if len(layers) > 1 else 1):
+            without = states[number - 1]
+            for layer in layers[number:]:
+                without = _apply(without, *layer)
+            found[str(number)] = float(torch.linalg.vector_norm(states[-1] - without) / size)
+        return found
 
     @property
     def _rest(self) -> Sequence[float | None]:
@@ -299,6 +318,16 @@ class OptEqCell(Cell):
         choose("OptEq.init", init, get_args(Init))
         if init == "orthogonal" or (init == "auto" and self.norm == "orthogonal"):
             draw_frames_(self._operators, [self.limit(n) for n in range(len(self.operators))])
+
+
+def _apply(
+    z: Tensor, operator: Operator, activation: Activation, fixed: float | None, context: Any
+) -> Tensor:
+    """One layer: `alpha W^T s(W z + c) + (1 - alpha) z`."""
+    c, weights, turned, rest = context
+    a = operator.affine_with(weights, z, c)
+    hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
+    return add_skip(operator.adjoint_with(turned, hidden), z, fixed if rest is None else rest)
 
 
 def _numbers(alpha: float | Sequence[float]) -> list[float]:
