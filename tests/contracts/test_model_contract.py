@@ -18,7 +18,7 @@ SMALL_SIDES = {
 """Images smaller than those the largest models were made for, so that a CPU can run them."""
 
 
-LARGE = ["wide-resnet-50"]
+LARGE = ["opteq-imagenet-mid", "wide-resnet-50"]
 """Models whose copies alone take many seconds; they differ from others by numbers only."""
 
 
@@ -26,3 +26,9 @@ LARGE = ["wide-resnet-50"]
 def test_model_keeps_its_promises(name):
     side = SMALL_SIDES.get(name)
     check_model(name, None if side is None else torch.randn(2, 3, side, side))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_large_model_keeps_its_promises(name):
+    test_model_keeps_its_promises(name)

@@ -155,6 +155,7 @@ def test_two_processes_train_like_one(pair: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow  # half a minute; resuming with other processes is tested below
 def test_killed_process_is_started_again_and_finishes(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, printed = run(
@@ -198,6 +199,7 @@ def test_stopped_run_goes_on_with_another_number_of_processes(pair: Path, tmp_pa
     agree(folder, pair)
 
 
+@pytest.mark.slow  # ten seconds for a sentence
 def test_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, printed = run(
