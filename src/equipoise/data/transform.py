@@ -40,9 +40,11 @@ class Transform(ABC):
     Attributes:
         moves_pixels: Whether it changes where things are, so that targets that are images would
             no longer belong to `x`.
+        takes_tables: Whether it also changes rows of features, (batch, features).
     """
 
     moves_pixels: ClassVar[bool] = False
+    takes_tables: ClassVar[bool] = False
 
     def __call__(
         self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
@@ -54,7 +56,7 @@ class Transform(ABC):
             y: Their targets; masks if of shape (batch, height, width).
             generator: The source of random numbers; random transforms need one.
         """
-        if x.dim() != 4:
+        if x.dim() != 4 and not (self.takes_tables and x.dim() == 2):
             rule = "have shape (batch, channels, height, width)"
             raise SettingError(f"{self._name}.x", rule, tuple(x.shape))
         if len(y) != len(x) or (y.dim() == 3 and y.shape[1:] != x.shape[2:]):
@@ -130,12 +132,14 @@ class ToFloat(Transform):
 @final
 @dataclass(frozen=True)
 class Normalize(Transform):
-    """Shifts and scales each channel: `(x - mean) / std`.
+    """Shifts and scales each channel of images, or each feature of tables: `(x - mean) / std`.
 
     Args:
-        mean: One number for each channel, or one for all.
+        mean: One number for each of them, or one for all.
         std: Likewise; positive.
     """
+
+    takes_tables = True
 
     mean: tuple[float, ...] | float
     std: tuple[float, ...] | float
@@ -151,12 +155,13 @@ class Normalize(Transform):
     ) -> tuple[Tensor, Tensor]:
         require_floats("Normalize", x)
         mean, std = (
-            torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, 1, 1)
+            torch.as_tensor(value, dtype=x.dtype, device=x.device).reshape(-1, *[1] * (x.dim() - 2))
             for value in (self.mean, self.std)
         )
         for value in (mean, std):
             if len(value) not in (1, x.shape[1]):
-                rule = f"have one number for each of {x.shape[1]} channels"
+                what = "channels" if x.dim() == 4 else "features"
+                rule = f"have one number for each of {x.shape[1]} {what}"
                 raise SettingError("Normalize", rule, len(value))
         return (x - mean) / std, y
 

@@ -55,13 +55,15 @@ def make_transforms(
     """
     steps: list[Transform] = [ToFloat()] if len(dataset.shape) == 3 else []
     if not steps:
-        names = ("greyscale", "size", "rand_augment", "mean", "noise")
+        names = ("greyscale", "size", "rand_augment", "noise")
         asked = [name for name in names if getattr(data, name)]
+        asked += ["mean"] if data.mean and not _is_table(dataset) else []
         asked += [name for name in ("augment", "mix") if getattr(data, name) != "none"]
         if asked:
             rule = f"be left out, since it is for images and {data.name!r} holds none"
             raise SettingError(f"data.{asked[0]}", rule, getattr(data, asked[0]))
-        return None, None
+        scale = Normalize(data.mean, data.std) if data.mean else None
+        return scale, scale
     # Bytes are cheaper to move about than floats, so images are cut before they are turned into
     # floats.
     first: list[Transform] = [Greyscale()] if data.greyscale else []
@@ -101,7 +103,7 @@ def _make_mix(data: DataConfig, dataset: Dataset) -> list[Transform]:
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:
-    """Return a config with what it left to the data: the task, and `DATA_OPTIONS` of the model.
+    """Return a config with what it left to the data: task, scale, `DATA_OPTIONS` of the model.
 
     Args:
         config: The config.
@@ -127,11 +129,35 @@ def resolve(config: Config, dataset: Dataset) -> Config:
                 "Leave it out.",
             )
     name = task.name if config.task.name == "auto" else config.task.name
+    data = config.data
+    if data.standardize and len(dataset):
+        mean, std = _find_scale(dataset)
+        data = replace(data, mean=mean, std=std)
     return replace(
         config,
+        data=data,
         model=replace(config.model, options=options),
         task=replace(config.task, name=name),
     )
+
+
+def _is_table(dataset: Dataset) -> bool:
+    return dataset.task in ("arrays", "regression") and len(dataset.shape) == 1
+
+
+def _find_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The mean and the standard deviation of each feature; a constant one is only shifted."""
+    if not _is_table(dataset) or dataset.x is None:
+        raise SettingError(
+            "data.standardize",
+            "be for tables of features",
+            True,
+            got=f"samples of shape {dataset.shape} in {dataset.name!r}",
+        )
+    values = dataset.x.double()
+    std, mean = torch.std_mean(values, dim=0, correction=0)
+    constant = std <= mean.abs() * torch.finfo(torch.float32).eps
+    return tuple(mean.tolist()), tuple(std.where(~constant, torch.ones_like(std)).tolist())
 
 
 def _seen_shape(data: DataConfig, dataset: Dataset) -> tuple[int, ...]:

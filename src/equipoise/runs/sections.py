@@ -75,8 +75,10 @@ class DataConfig:
         mix: How each training image is mixed with another one, and its class as well: `mixup` adds
             them, `cutmix` replaces a box.
         mix_alpha: The weights of a mixture are drawn from Beta(alpha, alpha).
-        mean: What to subtract from the values in [0, 1], one number for each channel; empty
-            subtracts nothing.
+        standardize: Whether each feature of a table is shifted and scaled to mean 0 and deviation 1
+            over the training samples, which sets `mean` and `std`.
+        mean: What to subtract from the values in [0, 1], one number for each channel, or from each
+            feature of a table; empty subtracts nothing.
         std: What to divide by afterwards.
         noise: Standard deviation of the noise that a restoration is to remove.
         on_bad_sample: What to do about a file that cannot be read: `stop` the run, or `skip` the
@@ -103,6 +105,7 @@ class DataConfig:
     rand_strength: float = 0.3
     mix: Mix = "none"
     mix_alpha: float = 1.0
+    standardize: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.0
