@@ -528,6 +528,11 @@ def test_to_blocks_holds_the_states_of_the_deep_network(alpha):
     assert cell.layers[0].operators[0].weight.any()
 
 
+def test_to_blocks_keeps_alpha_exactly():
+    blocks = to_blocks(OptEq(3, 4, [5, 6], alpha=[0.3, 0.7]).double())
+    assert [layer.alpha for layer in blocks.layers] == [(0.3,), (0.7,)]
+
+
 def test_to_blocks_of_convolutions_and_learned_alpha():
     deep = OptEqConv2d(2, 3, [4, 5], learn_alpha=True, tolerance=1e-11, max_steps=500).double()
     x = torch.randn(2, 2, 6, 6, dtype=torch.float64)

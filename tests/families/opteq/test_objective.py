@@ -8,7 +8,7 @@ import pytest
 import torch
 from samples import ACTIVATION, POTENTIAL, Explicit, arrays, opteq, reference
 from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import lsq_linear, minimize, nnls
+from scipy.optimize import linprog, lsq_linear, minimize, nnls
 from torch import Tensor, nn
 
 import equipoise.families.opteq.conjugate
@@ -609,3 +609,34 @@ def test_erratum_a_strictly_convex_objective_need_not_have_a_minimiser() -> None
     for _ in range(1000):
         z = step(z).detach()
     assert float(z) == pytest.approx(np.log(1001), abs=1e-9)  # log(k + 1): no end
+
+
+@pytest.mark.parametrize(("seed", "activation"), [(13, "tanh"), (20, "hard_tanh")])
+def test_value_is_infinite_where_a_linear_program_proves_it(seed, activation):
+    torch.manual_seed(seed)
+    z = A = found = None
+    for name in ("hard_tanh", "tanh", "sigmoid", "relu"):
+        m = int(torch.randint(2, 5, ()))
+        n = int(torch.randint(m + 1, 9, ()))
+        layer = OptEq(3, m, n, activation=name, alpha=1.0).double()
+        with torch.no_grad():
+            layer.layers.operators[0].scale_(1.8)
+        problem = objective(layer, torch.randn(2, 3, dtype=torch.float64))
+        z = torch.randn(2, m, dtype=torch.float64) * float(10 ** (2 * torch.rand(()) - 1.3))
+        if name == activation:
+            A = layer.layers.effective_weights()[0][0].detach().T.numpy()
+            found = problem.value(z)
+            break
+    for row, value in zip(z.numpy(), found, strict=True):
+        inside = linprog([0.0] * A.shape[1], A_eq=A, b_eq=row, bounds=(-1, 1))
+        assert bool(value.isfinite()) == (inside.status == 0)
+
+
+def test_value_is_finite_at_an_inactive_equilibrium_up_to_rounding():
+    layer = OptEq(3, 4, 6)
+    with torch.no_grad():
+        for parameter in layer.layers.inputs.parameters():
+            parameter.zero_()
+        layer.layers.inputs[0].bias.fill_(-1.0)
+    problem = objective(layer, torch.randn(2, 3))
+    assert problem.value(1e-9 * torch.randn(2, 4)).abs().max() <= 1e-12

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.errors import ConvergenceError
-from equipoise.core.tree import row_norm
+from equipoise.core.tree import row_norm, to_numpy
 from equipoise.families.opteq.damped_newton import TIGHT, DampedNewton
 from equipoise.families.opteq.potential import Potential
 
@@ -73,36 +74,50 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
     Args:
         potential: The layer.
         z: Shape (batch, m), float64.
-        tolerance: How far from the domain, relative to `|z| + |f(z)|`, a point may lie by rounding;
-            its value is then that of a point of the domain within this distance.
+        tolerance: How far from the domain a point may lie by rounding, relative to
+            `|z| + |f(z)| + |W^T c|/mu`; its value is then that of a point of the domain within this
+            distance.
     """
     value = torch.full_like(z[:, 0], math.nan)
     if not len(z):
         return value
     left = torch.arange(len(z), device=z.device)
     search = DampedNewton(potential, z, 0.0, z)
+    unit = injected_size(potential)
     record = torch.full_like(value, math.inf)
     age = torch.zeros_like(left)
     for _ in range(MAX_STEPS):
         better = search.size < record / 2
         record, age = torch.where(better, search.size, record), torch.where(better, 0, age + 1)
         tight, ended = search.size <= TIGHT, search.stuck | (age >= PATIENCE)
-        far = (search.size > tolerance) & (age > 0) & _separated(search, tolerance, age % 5 == 3)
-        over = tight | far | (ended & (search.size <= tolerance)) | search.stuck
+        wanted = tolerance * (search.scale + unit)
+        near = row_norm(search.gradient) <= wanted
+        far = ~near & (age > 0) & _separated(search, wanted, age % 5 == 3)
+        open_ = search.stuck & ~near & ~far
+        if bool(open_.any()):
+            far[open_] = _proved_outside(search.select_rows(open_), wanted[open_])
+        over = tight | far | (ended & near) | search.stuck
         value[left[over]] = torch.where(far, math.inf, _value(search, tight))[over]
-        lost = over & ~far & (search.size > tolerance)
+        lost = over & ~far & ~near
         if bool(lost.any()):
             left, search = left[lost], search.select_rows(lost)
             break
-        left, record, age, search = (
+        left, record, age, unit, search = (
             left[~over],
             record[~over],
             age[~over],
+            unit[~over],
             search.select_rows(~over),
         )
         if not len(left):
             return value
         search.advance()
+    else:
+        outside = _proved_outside(search, tolerance * (search.scale + unit))
+        value[left[outside]] = math.inf
+        if bool(outside.all()):
+            return value
+        left, search = left[~outside], search.select_rows(~outside)
     raise ConvergenceError(
         f"The conjugate of the potential was not found for {len(left)} of {len(z)} samples: "
         "it is open whether they lie in its "
@@ -118,8 +133,49 @@ def _value(search: DampedNewton, tight: Tensor) -> Tensor:
     return (near * y).sum(dim=1) - search.potential.psi(y)
 
 
-def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tensor:
-    """Whether a hyperplane across the gap keeps `z` away from the domain, by `tolerance`.
+def injected_size(potential: Potential) -> Tensor:
+    """Return `|W^T c|/mu`, shape (batch,): how large states are by the layer's own measure.
+
+    An equilibrium with no active unit is zero up to rounding, which has no size of its own.
+    """
+    return row_norm(potential.adjoint(potential.c)) / potential.mu
+
+
+def _proved_outside(search: DampedNewton, wanted: Tensor) -> Tensor:
+    """Whether `W^T q/mu` stays away from `z` for all `q` in the closed range of `s`.
+
+    By a linear program for each row, `min t` subject to `|W^T q/mu - z| <= t` in each entry. It is
+    not asked where the operator is not written out.
+    """
+    from scipy.optimize import linprog  # type: ignore[import-untyped]
+
+    outside = torch.zeros_like(wanted, dtype=torch.bool)
+    potential = search.potential
+    if potential.matrix is None:
+        return outside
+    A = to_numpy(potential.matrix.T / potential.mu)
+    ones = np.ones((len(A), 1))
+    low, high = (float(end) for end in potential.ends(math.inf))
+    cost = np.r_[np.zeros(A.shape[1]), 1.0]
+    for row, (z, limit) in enumerate(zip(search.target, wanted, strict=True)):
+        size = float(z.abs().max()) or 1.0
+        target = to_numpy(z) / size
+        # In units of z, or the program's own tolerances would not fit; the box then shrinks.
+        box = [(low / size, high / size)] * A.shape[1] + [(0.0, math.inf)]
+        found = linprog(
+            cost,
+            A_ub=np.block([[A, -ones], [-A, -ones]]),
+            b_ub=np.r_[target, -target],
+            bounds=box,
+            method="highs",
+        )
+        # At least this far in the largest entry, hence in length; the program errs by 1e-7.
+        outside[row] = found.status == 0 and size * (found.fun - 1e-7) > float(limit)
+    return outside
+
+
+def _separated(search: DampedNewton, wanted: Tensor, stalled: Tensor) -> Tensor:
+    """Whether a hyperplane across the gap keeps `z` away from the domain, by `wanted`.
 
     The domain holds every `W^T q/mu` with `q` in the range of `s`.
 
@@ -131,7 +187,7 @@ def _separated(search: DampedNewton, tolerance: float, stalled: Tensor) -> Tenso
     direction = gap / row_norm(gap).clamp_min(torch.finfo(gap.dtype).tiny)[:, None]
     hidden = potential.hidden(search.y)
     largest = REACH * (1 + float(hidden.abs().max()))
-    distance, wanted = _distance(search, direction, largest), tolerance * search.scale
+    distance = _distance(search, direction, largest)
     for row in (stalled & (distance <= wanted)).nonzero()[:, 0]:
         turned = _turned(potential, hidden[row], direction[row], largest)
         if turned is not None:
@@ -197,7 +253,7 @@ def objective_value(potential: Potential, z: Tensor, tolerance: float) -> Tensor
     q = potential.mu * z @ inverse
     low, high = potential.ends(math.inf)
     q = q.clamp(low, high)
-    scale = row_norm(z) + row_norm(potential.prox(z)) + torch.finfo(z.dtype).tiny
+    scale = row_norm(z) + row_norm(potential.prox(z)) + injected_size(potential)
     outside = row_norm(potential.adjoint(q) / potential.mu - z) > tolerance * scale
     value = (
         potential.activation.conjugate(q).sum(dim=1) - (potential.c * q).sum(dim=1)

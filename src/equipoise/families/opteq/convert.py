@@ -294,7 +294,7 @@ def to_blocks(deep: OptEq | OptEqConv2d) -> Blocks:
                 [copy.deepcopy(operator)],  # type: ignore[list-item]
                 [copy.deepcopy(inputs)],
                 [activation],
-                alpha=float(torch.as_tensor(alpha).detach()),
+                alpha=float(alpha.detach()) if isinstance(alpha, Tensor) else alpha,
                 mu=cell.mu,
                 norm=cell.norm,
                 bound=cell.bound,

@@ -97,10 +97,11 @@ class Objective(OptEqProblem):
 
         Args:
             z: A state.
-            tolerance: How far from the domain, relative to `|z| + |f(z)|`, a state may lie by
-                rounding; its value is then that of a state within this distance. By default the
-                square root of the machine epsilon of `z`. The iterates of a solve may lie farther
-                out, on the wrong side of the edge of the domain: use `on_step` for them.
+            tolerance: How far from the domain a state may lie by rounding, relative to
+                `|z| + |f(z)| + |W^T c|/mu`; its value is then that of a state within this distance.
+                By default the square root of the machine epsilon of `z`. The iterates of a solve
+                may lie farther out, on the wrong side of the edge of the domain: use `on_step` for
+                them.
         """
         w = self._statement.enter(z, "Objective.value.z")
         if self._term is not None and self._alpha < 1:
@@ -124,6 +125,9 @@ class Objective(OptEqProblem):
     @torch.no_grad()
     def on_step(self, y: Tensor) -> Tensor:
         """Return the value at `step(y)`, for one inner product and no search.
+
+        That is `f(y)`, the layer's next state without its skip connection, and with it only if
+        there is a regulariser.
 
         `phi(f(y)) = <f(y), y> - psi(y) - |f(y)|^2/2`, by Fenchel and Young's equality. It is finite
         for every `y`.
