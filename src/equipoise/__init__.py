@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from equipoise.gradients import (
         GRADIENTS,
+        ClosedForm,
         Implicit,
         JacobianFree,
         Phantom,
@@ -81,6 +82,7 @@ __all__ = [
     "Cell",
     "Certificate",
     "ChangeOfVariable",
+    "ClosedForm",
     "ConjugateGradient",
     "ConvergenceError",
     "ConvergenceWarning",

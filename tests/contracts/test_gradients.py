@@ -73,7 +73,13 @@ def close(found, expected, tolerance: float) -> bool:
 
 
 def test_registry_holds_the_strategies():
-    assert set(GRADIENTS) == {"implicit", "jacobian_free", "phantom", "unrolled"}
+    assert set(GRADIENTS) == {
+        "closed_form",
+        "implicit",
+        "jacobian_free",
+        "phantom",
+        "unrolled",
+    }
 
 
 @pytest.mark.parametrize("name", list(GRADIENTS))
