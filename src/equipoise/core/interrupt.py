@@ -63,6 +63,7 @@ class _Request:
         self.number = 0  # of the signal, once one came
         self.heard = 0.0
         self.deferred = 0  # sections that are not to be interrupted
+        self.raised = False  # whether an exception is on its way already
 
 
 _request: _Request | None = None
@@ -110,7 +111,8 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         request.deferred -= 1
-    if not request.deferred:
+    # One that is on its way says more than another would.
+    if not request.deferred and not request.raised:
         stop_if_requested()
 
 
@@ -134,6 +136,8 @@ def interruption(reason: str = "interrupted") -> Interrupted:
     """
     request = _own()
     heard = request is not None and request.number
+    if request is not None:
+        request.raised = True
     return Interrupted(reason, heard or signal.SIGTERM)
 
 
