@@ -19,6 +19,7 @@ from torch import nn
 from equipoise.core import (
     Interrupted,
     interruptible,
+    interruption,
     stop_requested,
     uninterrupted,
     write_atomically,
@@ -75,6 +76,17 @@ def test_signal_raises_at_once_except_in_sections_that_put_it_off(number, capfd)
     for depth in (1, 2):
         assert hear(number, deferred=depth) == [number]
         assert capfd.readouterr().err == STOPPING
+
+
+def test_sentence_about_a_stopped_run_survives_what_is_tidied_up_after_it():
+    with pytest.raises(Interrupted, match="at step 3; a checkpoint was written"), interruptible():
+        try:
+            with uninterrupted():
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise interruption("the run was interrupted at step 3; a checkpoint was written")
+        finally:
+            with uninterrupted():
+                pass
 
 
 def test_second_signal_raises_at_once():
