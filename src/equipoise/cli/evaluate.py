@@ -34,6 +34,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="store_true",
         help=f"show scores of each class even if there are more than {MAX_LISTED}",
     )
+    parser.add_argument(
+        "--flip",
+        action="store_true",
+        help="score the mean of the outputs for each image and its mirror image",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -48,12 +53,16 @@ def run(arguments: Namespace) -> int:
             run,
             split=arguments.split,
             root=arguments.data_root,
+            flip=arguments.flip,
             on_batch=progress.evaluate,
         )
     classes = describe_classes(found, run.classes)
     if arguments.json:
-        print_json(found.to_dict() | ({"classes": classes} if classes else {}))
+        flipped = {"flip": True} if arguments.flip else {}
+        print_json(found.to_dict() | flipped | ({"classes": classes} if classes else {}))
         return DONE
+    if arguments.flip:
+        print("mean of the outputs for each image and its mirror image:")
     for name, value in found.metrics.items():
         print(find_metric(name).describe(value))
     print(f"{found.missed:,} of {found.samples:,} samples did not reach the solver's tolerance")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import interruption, stop_requested
+from equipoise.core import SettingError, interruption, stop_requested
 from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.settings import Precision
@@ -68,6 +68,7 @@ def evaluate(
     transform: Transform | None = None,
     group: Group | None = None,
     precision: Precision = "float32",
+    flip: bool = False,
     on_batch: Callable[[int, int], None] | None = None,
     loading: Loading | None = None,
 ) -> Evaluation:
@@ -86,10 +87,15 @@ def evaluate(
         transform: What is done to each batch.
         group: The processes that score together; by default this one alone.
         precision: Of what autocast may run lower than float32.
+        flip: Whether to score the mean of the outputs for each image and its mirror image; for
+            classes of images only.
         on_batch: Called before each batch and in the end, with how many samples of all processes
             are scored, and how many there are.
         loading: How samples are loaded; by default they are read when they are needed.
     """
+    if flip and (dataset.task != "classification" or len(dataset.shape) != 3):
+        got = f"{dataset.task} of samples of shape {tuple(dataset.shape)}"
+        raise SettingError("evaluate.flip", "be False but for classes of images", flip, got=got)
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     solves, score, totals = SolveMonitor(model), task.score(), Totals(task)
@@ -119,7 +125,8 @@ def evaluate(
                     continue
                 solves.clear()
                 with autocast(device, precision):
-                    output = model(x.to(device))
+                    x = x.to(device)
+                    output = (model(x) + model(x.flip(-1))) / 2 if flip else model(x)
                 y = y.to(device)
                 task.check(output, y)
                 late, broken = solves.missed(len(x)), solves.nonfinite(len(x)).to(device)

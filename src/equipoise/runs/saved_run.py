@@ -123,6 +123,7 @@ def evaluate_run(
     split: str | None = None,
     root: str | None = None,
     trust: bool = False,
+    flip: bool = False,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> Evaluation:
     """Score the weights that a run kept.
@@ -133,6 +134,7 @@ def evaluate_run(
             what it learnt from, and `val` what it held out, if it did.
         root: The folder with the data, if it is another one than in training.
         trust: As of `open_run`.
+        flip: As of `evaluate`.
         on_batch: As of `evaluate`.
     """
     run = folder if isinstance(folder, Run) else open_run(folder, trust=trust)
@@ -153,6 +155,7 @@ def evaluate_run(
         batch=train.evaluate_batch,
         transform=run.transform,
         precision=train.precision,
+        flip=flip,
         on_batch=on_batch,
         loading=Loading(data.workers),
     )
