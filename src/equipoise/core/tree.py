@@ -256,6 +256,11 @@ class Layout:
         return found.leaves
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether the state is such a matrix itself."""
+        return self._matrix
+
+    @property
     def width(self) -> int:
         """Real numbers in one row."""
         return sum(self._widths) * (self.batch if self.coupled else 1)

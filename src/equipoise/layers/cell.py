@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from equipoise.core.attribute_watch import AttributeWatch
 from equipoise.core.module_tensors import ModuleTensors
+from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.layers.certificate import Certificate, Link, significant
 from equipoise.layers.compiled_step import CompiledStep
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.problem import Problem
-from equipoise.solvers.problem import Equation, Linearization
+from equipoise.solvers.coordinates import CoordinateProblem, Coordinates, Reduced
+from equipoise.solvers.problem import Equation, Linearization, Work
 
 __all__ = ["Cell", "CellEquation", "forbid_batch_statistics"]
 
@@ -142,6 +144,14 @@ class Cell(nn.Module):
         It can by keeping its masks, for instance. `value`, `jvp` and `vjp` are on state trees;
         `select_rows` makes the same for some rows of the batch. For a complex state `vjp` is the
         product with the conjugate transpose, as autograd's is.
+        """
+        return None
+
+    def coordinates(self, z: Tree, context: Tree) -> Coordinates | None:
+        """Return the step in cheaper coordinates, for a solve without gradients from `z`.
+
+        For states of one matrix whose samples are independent. What is found in coordinates is
+        judged by `step`; where it falls short the solve continues in the state.
         """
         return None
 
@@ -316,6 +326,16 @@ class CellEquation(Equation):
         local = held.cell.linearize(self.layout.unpack(z), self._context(args))
         return None if local is None else self._flatten(local)
 
+    def reduced(self, z: Tensor, args: Sequence[Tensor], work: Work) -> Reduced | None:
+        plain = self.layout.is_matrix and self.lower is None and self.cell.compiled_step is None
+        if not plain or any(map(is_wrapped, args)):
+            return None
+        found = self.holding(args).cell.coordinates(z, self._context(args))
+        if found is None:
+            return None
+        problem = CoordinateProblem(found, symmetric=self.symmetric, work=work)
+        return Reduced(problem, found.start, None, found.decode)
+
     def _flatten(self, local: Linearization) -> Linearization:
         layout = self.layout
 
@@ -331,6 +351,7 @@ class CellEquation(Equation):
             if select_rows is None
             else lambda rows: self._flatten(select_rows(rows)),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
+            reduce=local.reduce if layout.is_matrix else None,
         )
 
 

@@ -50,6 +50,9 @@ class Dense(Operator):
     def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
         return torch.addmm(c, z, weights[0].T)
 
+    def gram(self, weights: OperatorWeights) -> Tensor:
+        return weights[0] @ weights[0].T
+
     def zeros(self, c: Tensor) -> Tensor:
         return c.new_zeros(c.shape[0], self.weight.shape[1])
 

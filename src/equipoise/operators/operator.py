@@ -119,6 +119,10 @@ class Operator(nn.Module, ABC):
         """Return `W z + c`."""
         return plus(self.apply_with(weights, z), c)
 
+    def gram(self, weights: OperatorWeights) -> Tensor | None:
+        """Return `W W^T` as a matrix, if that is how it is multiplied with fastest."""
+        return None
+
     @staticmethod
     def scaled(weights: OperatorWeights, factor: Tensor | float) -> OperatorWeights:
         """Return the weights of `factor W`."""

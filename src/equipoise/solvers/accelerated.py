@@ -27,20 +27,23 @@ class Accelerated(Solver):
     """
 
     needs_symmetric = True
+    combines = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
-        return _Momentum(z)
+        return _Momentum(problem, z)
 
 
 class _Momentum(Rule):
-    def __init__(self, z: Tensor) -> None:
+    def __init__(self, problem: Problem, z: Tensor) -> None:
+        self.pair = problem.pair
         self.last = z
         self.age = z.new_zeros(z.shape[0])
 
     def advance(self, at: Point) -> Move:
         f = at.f
         progress = f - self.last
-        self.age.masked_fill_(torch.linalg.vecdot(at.gap, progress) < 0, 0.0)
+        uphill = torch.linalg.vecdot(self.pair(at.gap)[0], self.pair(progress)[1]) < 0
+        self.age.masked_fill_(uphill, 0.0)
         push = (self.age / (self.age + 3)).unsqueeze_(1)
         self.last = f
         self.age += 1

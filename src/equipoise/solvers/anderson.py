@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
 __all__ = ["Anderson"]
+
+MAX_ARRAY = 2**14
+"""Up to this many numbers in a state, NumPy is faster than torch, whose calls cost more."""
 
 
 @final
@@ -40,24 +43,29 @@ class Anderson(Solver):
     damping: float = 1.0
     plain_rate: float = 0.0
 
+    combines = True
+
     def __post_init__(self) -> None:
         require_count("Anderson.memory", self.memory)
         require_fraction("Anderson.damping", self.damping)
         require_between("Anderson.plain_rate", self.plain_rate, 0, 1, "[)")
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
-        return _Mix(self, z)
+        return _Mix(self, problem, z)
 
 
 class _Mix(Rule):
-    """Stores gaps with unit length, so that the Gram matrix needs no scaling.
+    """Keeps the last values and gaps as tensors; what is small is kept in NumPy.
 
-    `inverse` holds the inverses of their lengths. Slots not used yet hold zeros and a unit
-    diagonal, and so get no weight: all operations have one shape from the first step on.
+    That is the Gram matrix of the gaps, of unit length, and the inverses of their lengths. Slots
+    that count for nothing have the inverse 0, and a row and a column of zeros but for the diagonal,
+    and so get no weight: all operations have one shape from the first step on.
     """
 
-    def __init__(self, solver: Anderson, z: Tensor) -> None:
+    def __init__(self, solver: Anderson, problem: Problem, z: Tensor) -> None:
         limits = torch.finfo(z.dtype)
+        self.pair = problem.pair
+        self.in_arrays = z.is_cpu and z.numel() <= MAX_ARRAY
         self.damping = solver.damping
         self.memory = solver.memory
         self.plain_rate = solver.plain_rate
@@ -68,10 +76,12 @@ class _Mix(Rule):
         self.slow = np.full(len(z), self.plain_rate == 0)
         self.all_fast = self.plain_rate > 0
         self.resting = np.zeros(len(z), dtype=bool)
+        self.all_mixing = self.plain_rate == 0
         self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
-        self.values = self.gaps = self.gram = self.inverse = z.new_empty(0)
-        self.slots: list[tuple[Tensor, ...]] = []
+        self.values = self.gaps = z.new_empty(0)
+        self.gram = self.inverse = np.empty(0)
+        self.slots: list[tuple[Any, Any]] = []
 
     def _all_plain(self, size: np.ndarray) -> bool:
         """Note which samples have become slow; return whether none has."""
@@ -80,6 +90,7 @@ class _Mix(Rule):
             if np.count_nonzero(fast) != len(fast):
                 self.slow |= ~fast
                 self.all_fast = False
+                self._count_mixing()
         self.before = size
         return self.all_fast
 
@@ -91,67 +102,106 @@ class _Mix(Rule):
         """
         if self.mark is not None:
             self.resting = ~(size < 0.9 * self.mark) & ~self.resting
+            self._count_mixing()
         self.mark = size
 
-    def _allocate(self, z: Tensor) -> None:
-        samples, width = z.shape
-        self.values = z.new_zeros(samples, self.memory, width)
-        self.gaps = z.new_zeros(samples, self.memory, width)
-        self.gram = torch.eye(self.memory, dtype=z.dtype, device=z.device).repeat(samples, 1, 1)
-        self.inverse = z.new_zeros(samples, self.memory)
+    def _count_mixing(self) -> None:
+        self.all_mixing = bool((self.slow & ~self.resting).all())
+
+    def _allocate(self, at: Point) -> None:
+        samples, width = at.z.shape
+        self.values = at.z.new_zeros(samples, self.memory, width)
+        self.gaps = at.z.new_zeros(samples, self.memory, self.pair(at.z)[0].shape[1])
+        self.gram = np.zeros((samples, self.memory, self.memory))
+        self.gram[:, range(self.memory), range(self.memory)] = self.diagonal
+        self.inverse = np.zeros((samples, self.memory))
         self._cut()
 
     def _cut(self) -> None:
         """Keep views of the slots: writing to one takes half the time of `x[:, slot] = ...`."""
-        self.slots = list(
-            zip(
-                self.values.unbind(1),
-                self.gaps.unbind(1),
-                self.inverse.unbind(1),
-                self.gram.unbind(1),
-                self.gram.unbind(2),
-                strict=True,
-            )
-        )
+        pairs = zip(self.values.unbind(1), self.gaps.unbind(1), strict=True)
+        self.slots = list(pairs)
+        if self.in_arrays:
+            self.slots = [(to_numpy(value), to_numpy(gap)) for value, gap in self.slots]
+            self.arrays = to_numpy(self.values), to_numpy(self.gaps)
+
+    def _products(self, slot: int, value: Tensor, gap: Tensor) -> np.ndarray:
+        """Store a value and a gap; return the products of the gap with all that are stored."""
+        values, gaps = self.slots[slot]
+        first, second = self.pair(gap)
+        if self.in_arrays:
+            values[:], gaps[:] = to_numpy(value), to_numpy(first)
+            products: np.ndarray = np.matmul(self.arrays[1], to_numpy(second)[:, :, None])
+            return products[:, :, 0]
+        values.copy_(value)
+        gaps.copy_(first)
+        return to_numpy(torch.bmm(second.unsqueeze(1), self.gaps.mT))[:, 0]
+
+    def _mixture(self, weight: np.ndarray) -> Tensor:
+        """Return the values that are stored, mixed."""
+        if self.in_arrays:
+            values = self.arrays[0]
+            return torch.from_numpy(np.matmul(weight.astype(values.dtype)[:, None], values)[:, 0])
+        mixed = torch.from_numpy(weight[:, None]).to(self.values.device, self.values.dtype)
+        return torch.bmm(mixed, self.values).squeeze(1)
+
+    def _forget(self) -> None:
+        """Forget the past of samples that take plain steps."""
+        plain = ~(self.slow & ~self.resting)
+        self.inverse[plain] = 0.0
+        self.gram[plain] = self.diagonal * np.eye(self.memory)
 
     def advance(self, at: Point) -> Move:
         value = at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
         if self.memory == 1 or (self.plain_rate and self._all_plain(to_numpy(at.size))):
             return Move(value)
         if self.count == 0:
-            self._allocate(at.z)
-        if self.count % self.memory == 0:
-            self._rest(to_numpy(at.size))
+            self._allocate(at)
         slot = self.count % self.memory
+        if slot == 0:
+            self._rest(to_numpy(at.size))
         self.count += 1
-        values, unit, inverses, row, column = self.slots[slot]
-        inverse = at.size.clamp_min(self.smallest).reciprocal_()
-        torch.mul(at.gap, inverse.unsqueeze(1), out=unit)
-        values.copy_(value)
-        mixing = self.slow & ~self.resting
-        if not mixing.all():
-            # For samples that take plain steps nothing but the present counts.
-            self.inverse *= torch.from_numpy(mixing).to(self.inverse.device).unsqueeze(1)
-        inverses.copy_(inverse)
-        products = torch.bmm(unit.unsqueeze(1), self.gaps.mT).squeeze(1)
-        products.select(1, slot).fill_(self.diagonal)
-        row.copy_(products)
-        column.copy_(products)
+        if not self.all_mixing:
+            self._forget()
+        with np.errstate(all="ignore"):  # samples that are not finite are the monitor's business
+            return Move(self._mix(slot, value, at.gap))
+
+    def _mix(self, slot: int, value: Tensor, gap: Tensor) -> Tensor:
+        """Return the next iterate, given the value and the gap that go into a slot."""
+        products = self._products(slot, value, gap)
+        inverse = self.inverse
+        inverse[:, slot] = 1 / np.sqrt(np.maximum(products[:, slot], self.smallest))
+        row = products * inverse
+        row *= inverse[:, slot, None]
+        row[:, slot] = self.diagonal
+        self.gram[:, slot] = self.gram[:, :, slot] = row
         if self.count == 1:
-            return Move(value)
-        weight = self.inverse / self.inverse.amax(dim=1, keepdim=True)
-        # In place, because the solution is not contiguous, and bmm is faster on what is.
-        weight.mul_(torch.linalg.solve_ex(self.gram, weight)[0])
-        weight /= weight.sum(dim=1, keepdim=True)
-        return Move(torch.bmm(weight.unsqueeze(1), self.values).squeeze(1))
+            return value
+        right = inverse / inverse.max(axis=1, keepdims=True)
+        weight = _solve(self.gram, right)
+        weight *= right
+        weight /= weight.sum(axis=1, keepdims=True)
+        return self._mixture(weight)
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
+        self.pair = problem.pair
+        chosen = to_numpy(rows)
         if self.count:
             self.values, self.gaps = self.values[rows], self.gaps[rows]
-            self.gram, self.inverse = self.gram[rows], self.inverse[rows]
+            self.gram, self.inverse = self.gram[chosen], self.inverse[chosen]
             self._cut()
-        chosen = to_numpy(rows)
         self.slow, self.resting = self.slow[chosen], self.resting[chosen]
         self.all_fast = not self.slow.any()
+        self._count_mixing()
         self.mark = None if self.mark is None else self.mark[chosen]
         self.before = None if self.before is None else self.before[chosen]
+
+
+def _solve(gram: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Return `gram^-1 right` of each sample, and `right` where rounding made a matrix singular."""
+    try:
+        found: np.ndarray = np.linalg.solve(gram, right[:, :, None])[:, :, 0]
+    except np.linalg.LinAlgError:
+        solution, info = torch.linalg.solve_ex(torch.from_numpy(gram), torch.from_numpy(right))
+        found = np.where(to_numpy(info)[:, None] == 0, to_numpy(solution), right)
+    return found

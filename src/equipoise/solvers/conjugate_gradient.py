@@ -28,6 +28,7 @@ class ConjugateGradient(Solver):
     linear = True
     needs_symmetric = True
     tracks_residual = True
+    combines = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Conjugate(problem)

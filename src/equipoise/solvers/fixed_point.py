@@ -29,6 +29,8 @@ class FixedPoint(Solver):
 
     damping: float = 1.0
 
+    combines = True
+
     def __post_init__(self) -> None:
         require_fraction("FixedPoint.damping", self.damping)
 

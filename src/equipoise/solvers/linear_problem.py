@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
+from equipoise.solvers.coordinates import Reduced
 from equipoise.solvers.problem import Linearization, Problem
 
 __all__ = ["LinearProblem", "func_jvp", "func_vjp"]
@@ -35,6 +36,7 @@ class LinearProblem(Problem):
         transpose: Whether to use the transposed Jacobian.
         local: The linearisation of `base` at `point`.
         forcing: Whether residuals are relative to `|g|` alone, as Newton's forcing terms are.
+        size: What residuals are relative to in place of `|g|`.
     """
 
     affine = True
@@ -48,8 +50,10 @@ class LinearProblem(Problem):
         transpose: bool,
         local: Linearization | None = None,
         forcing: bool = False,
+        size: Tensor | None = None,
     ) -> None:
         self.base = base
+        self.size = size
         self.point = point
         self.g = self.constant = g
         self.transpose = transpose
@@ -159,7 +163,7 @@ class LinearProblem(Problem):
 
     @cached_property
     def _scale(self) -> Tensor:
-        return row_norm(self.g)
+        return row_norm(self.g) if self.size is None else self.size
 
     def scale(self, f: Tensor) -> Tensor:
         return self._scale if self.forcing else torch.maximum(row_norm(f), self._scale)
@@ -168,14 +172,16 @@ class LinearProblem(Problem):
         base, point, local = self.base.select_rows(rows), self.point[rows], self.local
         if local is not None:
             local = local.select_rows(rows) if local.select_rows else base.linearize(point)
-        return self._with_local(base, point, self.g[rows], local)
+        return self._with_local(base, point, self.g[rows], local, rows)
 
     @property
     def columns(self) -> tuple[int, ...]:
         return self.base.columns
 
     def scaled(self, unit: Tensor) -> LinearProblem:
-        return self.with_constant(self.g / unit)
+        made = self.with_constant(self.g / unit)
+        made.size = None if self.size is None else self.size / unit[:, 0]
+        return made
 
     def with_constant(self, g: Tensor) -> LinearProblem:
         """Return the same problem with another constant term."""
@@ -188,11 +194,41 @@ class LinearProblem(Problem):
     def freeze(self) -> LinearProblem:
         return self._with_local(self.base.freeze(), self.point, self.g, None)
 
+    def reduced(self, z: Tensor) -> Reduced | None:
+        """Return the problem in the coordinates of its linearisation, if it starts at zero."""
+        if self.local is None or self.local.reduce is None or bool(z.any()):
+            return None
+        found = self.local.reduce(self.g)
+        # Neither |g| nor the length of the coordinates is larger than |v|.
+        problem = LinearProblem(
+            self.base,
+            self.point,
+            found.constant,
+            transpose=self.transpose,
+            local=found.local,
+            forcing=self.forcing,
+            size=self._scale,
+        )
+        start = torch.zeros_like(found.constant)
+        return Reduced(problem, start, found.constant, found.decode)
+
     def _with_local(
-        self, base: Problem, point: Tensor, g: Tensor, local: Linearization | None
+        self,
+        base: Problem,
+        point: Tensor,
+        g: Tensor,
+        local: Linearization | None,
+        rows: Tensor | None = None,
     ) -> LinearProblem:
+        size = self.size
         return LinearProblem(
-            base, point, g, transpose=self.transpose, local=local, forcing=self.forcing
+            base,
+            point,
+            g,
+            transpose=self.transpose,
+            local=local,
+            forcing=self.forcing,
+            size=size if size is None or rows is None else size[rows],
         )
 
 

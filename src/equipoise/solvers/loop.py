@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
+from equipoise.solvers.coordinates import ExtremeUnits
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
 from equipoise.solvers.measure import assess
 from equipoise.solvers.monitor import PROGRESS, Monitor
@@ -18,6 +19,9 @@ from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Rule, Solution, Solver, Status, Stop
 
 __all__ = ["judge", "run"]
+
+NEAR_ROUNDING = 1000
+"""A relative residual of so many roundings may have stalled because of them."""
 
 
 @torch.no_grad()
@@ -56,6 +60,10 @@ def run(
             "Jacobian; the cell does not declare it. "
             "Set symmetric = True on the cell if it holds, or take another solver."
         )
+    if solver.combines and not trace and not states and stop.norm != "element" and z.numel():
+        found = _run_reduced(problem, z, solver, stop)
+        if found is not None:
+            return found
     try:
         try:
             monitor = _drive(problem, z, solver, stop, f, trace, states)
@@ -79,6 +87,24 @@ def run(
                 f"{problem.coupled_name} to True."
             )
         raise
+    solution.stop, solution.solver, solution.start = stop, solver, monitor.start
+    return solution
+
+
+def _run_reduced(problem: Problem, z: Tensor, solver: Solver, stop: Stop) -> Solution | None:
+    """Solve in the cheaper coordinates of a problem, if it has any, and verify in the state."""
+    reduced = problem.reduced(z)
+    if reduced is None:
+        return None
+    try:
+        monitor = _drive(
+            reduced.problem, reduced.start, solver, stop, reduced.f, False, guarded=False
+        )
+    except ExtremeUnits:
+        return None
+    solution = monitor.solution()
+    solution.value = reduced.decode(solution.value)
+    _verify(problem, solution, solver, stop, monitor.start, unsure=True)
     solution.stop, solution.solver, solution.start = stop, solver, monitor.start
     return solution
 
@@ -145,7 +171,7 @@ def _drive(
     rule = solver.start(problem, z, f)
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
-        at = Point(z, f, predicted)
+        at = Point(z, f, predicted, problem.norm)
         if step in states:
             monitor.keep_state(step, z)
         if step % every == 0 or step == stop.max_steps:
@@ -176,7 +202,7 @@ def _change_units(
 ) -> tuple[Problem, Point, Rule]:
     """Return problem, point and rule in units of `unit`; what the rule remembers is forgotten."""
     problem = problem.scaled(unit)
-    at = Point(at.z / unit, at.f / unit, at.gap / unit)
+    at = Point(at.z / unit, at.f / unit, at.gap / unit, at.norm)
     if solver.runs_all_steps:  # it counts its steps
         rule.select_rows(problem, torch.arange(len(unit), device=unit.device))
         return problem, at, rule
@@ -184,13 +210,23 @@ def _change_units(
 
 
 def _verify(
-    problem: Problem, solution: Solution, solver: Solver, stop: Stop, start: np.ndarray
+    problem: Problem,
+    solution: Solution,
+    solver: Solver,
+    stop: Stop,
+    start: np.ndarray,
+    *,
+    unsure: bool = False,
 ) -> None:
-    """Recompute the residuals of a solver that predicts them.
+    """Recompute the residuals of a solve that predicts them.
 
-    Samples that have drifted continue from where they are.
+    Samples that have drifted continue from where they are; with `unsure` those too whose residual
+    stalled where rounding may be the reason.
     """
     before = torch.full_like(solution.residual, torch.inf)
+    if unsure:
+        near = solution.residual <= NEAR_ROUNDING * torch.finfo(solution.residual.dtype).eps
+        solution.status[near & (solution.status == Status.STALLED)] = int(Status.CONVERGED)
     while True:
         z = solution.value
         f = problem(z)

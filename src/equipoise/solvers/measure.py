@@ -99,7 +99,7 @@ class Measure:
 
     def begin(self, residual: np.ndarray, scale: np.ndarray, at: Point) -> None:
         """Note the size of a point that the solve starts from."""
-        length = self._true(row_norm(at.z))
+        length = self._true(at.norm(at.z))
         self.start = np.maximum(np.maximum(self.start, scale), np.maximum(residual, length))
         self.first = np.maximum(self.first, residual)
         low = self.low if self.units is None else self.low * self.units

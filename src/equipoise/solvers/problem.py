@@ -6,13 +6,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from equipoise.core.tree import Layout, Tree, row_norm
 
-__all__ = ["Equation", "Linearization", "MapProblem", "Problem", "linearize_by_autograd"]
+if TYPE_CHECKING:
+    from equipoise.solvers.coordinates import Reduced, ReducedSystem
+
+__all__ = [
+    "Equation",
+    "Linearization",
+    "MapProblem",
+    "Problem",
+    "Work",
+    "linearize_by_autograd",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,8 @@ class Linearization:
             without it the loop linearises again.
         graph: The value with its autograd history, where it was recorded.
         point: The leaf of that history that stands for the state, if it has one.
+        reduce: Returns the linear equation `v = J v + g` in cheaper coordinates, given `g`; for a
+            symmetric `J` on a state of one matrix.
     """
 
     value: Tree
@@ -35,6 +48,7 @@ class Linearization:
     select_rows: Callable[[Tensor], Linearization] | None = None
     graph: Tensor | None = None
     point: Tensor | None = None
+    reduce: Callable[[Tensor], ReducedSystem] | None = None
 
 
 def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linearization:
@@ -152,6 +166,16 @@ class Equation(ABC):
         """Return the linearisation in `z`, if the equation knows better than autograd."""
         return None
 
+    def reduced(self, z: Tensor, args: Sequence[Tensor], work: Work) -> Reduced | None:
+        """Return the problem in cheaper coordinates, to be solved from `z`, if there are any.
+
+        Args:
+            z: The start.
+            args: The arguments.
+            work: The counter of evaluations to continue.
+        """
+        return None
+
     def unpack(self, z: Tensor) -> Tree:
         """Return rows as the state that they stand for.
 
@@ -267,9 +291,25 @@ class Problem(ABC):
         """
         return self
 
+    def pair(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return two matrices by which rows are multiplied: the first of `u`, the second of `v`.
+
+        Their product is the inner product of the states that `u` and `v` stand for, up to a
+        positive factor that is the same for all.
+        """
+        return rows, rows
+
+    def norm(self, rows: Tensor) -> Tensor:
+        """Return the norm of each row, shape (samples,)."""
+        return row_norm(rows)
+
+    def reduced(self, z: Tensor) -> Reduced | None:
+        """Return the problem in cheaper coordinates, to be solved from `z`, if there are any."""
+        return None
+
     def scale(self, f: Tensor) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
-        return row_norm(f)
+        return self.norm(f)
 
     @property
     def columns(self) -> tuple[int, ...]:
@@ -410,6 +450,9 @@ class MapProblem(Problem):
 
     def written(self) -> list[str]:
         return self.equation.written()
+
+    def reduced(self, z: Tensor) -> Reduced | None:
+        return None if self.copies else self._bound.reduced(z, self.args, self.work)
 
     @property
     def columns(self) -> tuple[int, ...]:

@@ -230,11 +230,19 @@ class Point:
         z: The iterate, shape (samples, width).
         f: The map at `z`.
         gap: `f - z`, where it is known.
+        norm: The norm of each row, of the coordinates that these are.
     """
 
-    def __init__(self, z: Tensor, f: Tensor, gap: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        z: Tensor,
+        f: Tensor,
+        gap: Tensor | None = None,
+        norm: Callable[[Tensor], Tensor] = row_norm,
+    ) -> None:
         self.z = z
         self.f = f
+        self.norm = norm
         if gap is not None:
             self.gap = gap
 
@@ -246,7 +254,7 @@ class Point:
     @cached_property
     def size(self) -> Tensor:
         """Length of each row of `gap`, shape (samples,)."""
-        return row_norm(self.gap)
+        return self.norm(self.gap)
 
     def select_rows(self, rows: Tensor) -> Point:
         """Return some samples of the point."""
@@ -254,6 +262,7 @@ class Point:
             self.z.index_select(0, rows),
             self.f.index_select(0, rows),
             self.gap.index_select(0, rows),
+            self.norm,
         )
 
 
@@ -297,6 +306,8 @@ class Solver(ABC):
             residual.
         runs_all_steps: Whether it uses all its steps: it chooses among fixed points, so reaching
             one is no reason to stop.
+        combines: Whether its iterates are combinations of iterates and values, by weights that
+            `Problem.pair` is enough for, so that it may run in other coordinates.
         remedy: What helps where its steps run out, if not what helps other solvers.
     """
 
@@ -304,6 +315,7 @@ class Solver(ABC):
     needs_symmetric: ClassVar[bool] = False
     tracks_residual: ClassVar[bool] = False
     runs_all_steps: ClassVar[bool] = False
+    combines: ClassVar[bool] = False
     remedy: ClassVar[str] = ""
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import torch
@@ -13,6 +13,8 @@ from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Shared
 from equipoise.core.validate import require_flag, require_fraction, require_positive
+from equipoise.families.opteq.coordinates import HiddenUnits, hidden_system
+from equipoise.families.opteq.gram import Gram
 from equipoise.families.opteq.linearization import LinearLayer, add_skip, linearize_layers
 from equipoise.families.opteq.norm_control import (
     BOUND,
@@ -30,6 +32,7 @@ from equipoise.layers.certificate import Certificate, Factor, Link, Statement, a
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation
+from equipoise.solvers.coordinates import Coordinates, ReducedSystem
 from equipoise.solvers.problem import Linearization
 
 __all__ = ["OptEqCell"]
@@ -93,6 +96,7 @@ class OptEqCell(Cell):
         self.bound = float(bound)
         self.start = start
         self._control = NormControl()
+        self._gram = Gram()
         self.symmetric = len(operators) == 1
         self.shared_alpha = not isinstance(alpha, list | tuple)
         values = _numbers(alpha)
@@ -283,7 +287,31 @@ class OptEqCell(Cell):
             linear.append(LinearLayer(operator, weights, turned, rest).detach())
             hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
             z = add_skip(operator.adjoint_with(turned, hidden), z, rest)
-        return linearize_layers(z, slopes, linear)
+        return linearize_layers(z, slopes, linear, self._reduce(slopes, linear))
+
+    def _reduce(
+        self, slopes: Sequence[Tensor], layers: Sequence[LinearLayer]
+    ) -> Callable[[Tensor], ReducedSystem] | None:
+        """Return how one layer's linear equations are written in hidden units, where that pays."""
+        if len(layers) > 1 or is_wrapped(slopes[0]):
+            return None
+        layer, slope = layers[0], slopes[0]
+        K = self._gram.find(layer.operator, layer.weights, len(slope), stays=not self.training)
+        return None if K is None else lambda g: hidden_system(g, layer, slope, K, self.mu)
+
+    def coordinates(self, z: Tensor, context: Any) -> Coordinates | None:
+        if type(self).step is not OptEqCell.step or len(self.operators) > 1:
+            return None
+        ((c, weights, turned, rest),) = context
+        (operator,), (activation,) = self._operators, self.activations
+        K = self._gram.find(operator, weights, len(z), stays=not self.training)
+        if K is None:
+            return None
+        rest = self._rest[0] if rest is None else rest
+        layer = LinearLayer(operator, weights, turned, rest).detach()
+        part = float(rest or 0.0)
+        units = HiddenUnits(layer, activation, c.detach(), K, (1 - part) / self.mu, part)
+        return units.coordinates(z)
 
     def lipschitz(self) -> float | None:
         """Return `prod_l (alpha_l bound^2 + 1 - alpha_l)` where norms are divided, at no cost."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded, plus
+from equipoise.solvers.coordinates import ReducedSystem
 from equipoise.solvers.problem import Linearization
 
 __all__ = ["LinearLayer", "add_skip", "linearize_layers"]
@@ -47,7 +48,10 @@ def add_skip(value: Tensor, z: Tensor, rest: Tensor | float | None) -> Tensor:
 
 
 def linearize_layers(
-    value: Tensor, slopes: Sequence[Tensor], layers: Sequence[LinearLayer]
+    value: Tensor,
+    slopes: Sequence[Tensor],
+    layers: Sequence[LinearLayer],
+    reduce: Callable[[Tensor], ReducedSystem] | None = None,
 ) -> Linearization:
     """Return the linearised composition of layers.
 
@@ -55,6 +59,7 @@ def linearize_layers(
         value: The step's value, perhaps with its history.
         slopes: `D` of each layer.
         layers: The layers, without history.
+        reduce: As of `Linearization`.
     """
 
     def product(v: Tensor, order: Sequence[int]) -> Tensor:
@@ -78,4 +83,5 @@ def linearize_layers(
             layers,
         ),
         graph=value if value.requires_grad else None,
+        reduce=reduce,
     )
