@@ -14,6 +14,12 @@ from equipoise.families.opteq import OptEq
 from equipoise.families.opteq.gram import Gram
 
 
+@pytest.fixture(autouse=True)
+def _small_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small layers solved in coordinates, too."""
+    monkeypatch.setattr("equipoise.families.opteq.gram.MIN_SAVED", 0)
+
+
 def make(
     alpha: float = 1.0, mu: float = 1.0, state: int = 5, hidden: int = 7, **options: object
 ) -> OptEq:

@@ -13,6 +13,11 @@ __all__ = ["Gram"]
 
 EVALUATIONS = 20
 """Evaluations of a forward and a backward solve together, about."""
+MIN_SAVED = 2**19
+"""Multiplications that an evaluation must save at least.
+
+A step in coordinates has more and smaller operations; they take as long as these.
+"""
 
 
 class Gram:
@@ -43,7 +48,8 @@ class Gram:
             return None
         n, m = weight.shape
         gain = 2 * m - n
-        if gain <= 0 or not (stays or samples * EVALUATIONS * gain >= n * m):
+        saved = samples * n * gain
+        if gain <= 0 or saved < MIN_SAVED or not (stays or EVALUATIONS * saved >= n * n * m):
             return None
         if self._known is not None:
             last, version, matrix = self._known
