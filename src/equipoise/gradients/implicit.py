@@ -26,7 +26,7 @@ from equipoise.gradients.change import ChangeCheck
 from equipoise.solvers.auto import pick_adjoint, solve_adjoint
 from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
-from equipoise.solvers.problem import MapProblem, Problem
+from equipoise.solvers.problem import Linearization, MapProblem, Problem
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Status, Stop
 
 __all__ = ["Implicit"]
@@ -95,6 +95,7 @@ class _Task:
         wanted: With respect to which arguments.
         solved: The problem as it was solved, once it is.
         check: Sees whether backward evaluates the map of the forward solve.
+        recorded: The last evaluation of the solve, if backward can use it.
     """
 
     plan: Plan
@@ -104,6 +105,7 @@ class _Task:
     wanted: Sequence[bool] = ()
     solved: Problem | None = None
     check: ChangeCheck | None = None
+    recorded: _Recorded | None = None
 
     def find(self, z0: Tensor) -> Tensor:
         """Solve as one differentiable operation."""
@@ -120,7 +122,7 @@ class _Task:
         check = None
         if solution is not None and not isinstance(problem, LinearProblem):
             check = ChangeCheck(solution, self.plan.stop, whole=self.plan.given)
-        return _Task(self.plan, self.settings, problem, True, (), None, check)
+        return _Task(self.plan, self.settings, problem, True, (), None, check, self.recorded)
 
     def with_args(self, args: Sequence[Tensor]) -> _Task:
         """Return the same task with other arguments."""
@@ -201,6 +203,54 @@ def _unit(g: Tensor) -> Tensor | None:
     return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
 
 
+class _Recorded:
+    """The evaluation of a forward solve that was its last, with its history.
+
+    Backward linearises the step at the solution, and the solve has just evaluated it there to prove
+    the residual: one evaluation does for both.
+
+    Args:
+        problem: The problem as backward will see it: its arguments are leaves.
+
+    Attributes:
+        leaves: These.
+        local: The linearisation.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.leaves = problem.args
+        self.local: Linearization | None = None
+        self._z: Tensor | None = None
+
+    @classmethod
+    def prepare(cls, problem: Problem, wanted: Sequence[bool]) -> _Recorded | None:
+        """Have the last evaluation of a solve recorded, if that can be."""
+        if not isinstance(problem, MapProblem) or not problem.equation.linearize_is_step:
+            return None
+        # What is saved under hooks (checkpoints, tensors moved elsewhere) is theirs to recompute.
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        keeps = problem.linearize_keeps_graph and not problem.mutable_args and hooks is None
+        if not keeps or is_transformed(*problem.args):
+            return None
+        made = cls(problem.with_args(_leaves(problem.args, wanted)))
+        problem.recorder = made.evaluate
+        return made
+
+    def evaluate(self, z: Tensor) -> Tensor | None:
+        """Return the map at `z`, recorded, if the cell can do that."""
+        self.local = None  # before the next one takes its memory
+        with torch.enable_grad():
+            self.local = self.problem.declared(z.detach())
+        self._z = z
+        return None if self.local is None else self.local.value
+
+    def is_at(self, value: Tensor) -> bool:
+        """Return whether the last evaluation was at the solution of all samples."""
+        at, self._z = self._z, None
+        return self.local is not None and at is not None and torch.equal(at, value)
+
+
 class _Solve(torch.autograd.Function):
     """The solution of a task as a differentiable function of everything the problem depends on.
 
@@ -212,7 +262,9 @@ class _Solve(torch.autograd.Function):
     def forward(task: _Task, z0: Tensor, *args: Tensor) -> Tensor:
         solved = task.with_args(args)
         check = solved.problem.watch_copy(task.wanted) if task.recording else None
+        recorded = _Recorded.prepare(solved.problem, task.wanted) if task.recording else None
         value = solved.solve(z0)
+        task.recorded = recorded if recorded is not None and recorded.is_at(value) else None
         if check is not None:
             check(z0)
         task.solved = solved.problem if task.recording else None
@@ -354,12 +406,15 @@ def _pull(
     One recorded step serves the adjoint solve and the pull-back.
     """
     z = z.detach()
-    leaves = _leaves(args, wanted)
+    kept, task.recorded = task.recorded, None  # its history serves once
+    leaves = _leaves(args, wanted) if kept is None else kept.leaves
     chosen = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
     problem, recorded = task.problem.with_args(args), task.problem.with_args(leaves)
-    keeps_graph = problem.linearize_keeps_graph
-    with torch.set_grad_enabled(keeps_graph):
-        local = (recorded if keeps_graph else problem).declared(z)
+    local = None if kept is None else kept.local
+    if local is None:
+        keeps_graph = problem.linearize_keeps_graph
+        with torch.set_grad_enabled(keeps_graph):
+            local = (recorded if keeps_graph else problem).declared(z)
     declared = local is not None
     if local is None:
         problem, local = recorded, recorded.linearize(z)
@@ -372,7 +427,8 @@ def _pull(
     if value is None:
         with torch.enable_grad():
             value = recorded(z)
-    task.plan.inspect(value, [*chosen, *([] if local.point is None else [local.point])])
+    known = [leaf for leaf in leaves if leaf.requires_grad]
+    task.plan.inspect(value, [*known, *([] if local.point is None else [local.point])])
     found = iter(
         torch.autograd.grad(value, chosen, v, allow_unused=True)
         if value.requires_grad

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from equipoise.core.attribute_watch import AttributeWatch
 from equipoise.core.module_tensors import ModuleTensors
@@ -209,6 +210,7 @@ class CellEquation(Equation):
         self.lower = lower
         self.symmetric = cell.symmetric
         self.linearize_keeps_graph = cell.linearize_keeps_graph
+        self.linearize_is_step = lower is None and _linearizes_its_step(cell)
         self.can_drop_rows = not cell.coupled
         self.coupled_name = f"{type(cell).__name__}.coupled"
         self.training = cell.training
@@ -353,6 +355,19 @@ class CellEquation(Equation):
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
             reduce=local.reduce if layout.is_matrix else None,
         )
+
+
+def _linearizes_its_step(cell: Cell) -> bool:
+    """Return whether `step` and `linearize` were written together, and nothing comes between."""
+    hooked = cell._forward_hooks or cell._forward_pre_hooks or cell.compiled_step is not None
+    everywhere = torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks
+    if hooked or everywhere:
+        return False
+    if not vars(cell).keys().isdisjoint(("step", "linearize", "forward")):
+        return False
+    names = ("step", "linearize")
+    step, linearize = (next(c for c in type(cell).__mro__ if name in vars(c)) for name in names)
+    return step is linearize and type(cell).forward is Cell.forward
 
 
 def forbid_batch_statistics(weights: ModuleTensors) -> ModuleTensors:

@@ -191,7 +191,9 @@ def _drive(
         # verified.
         f = z
         if predicted is None:
-            f = problem(z) if known is None else known
+            if known is None:
+                known = problem.evaluate_last(z) if monitor.ends_soon() else problem(z)
+            f = known
             if guard is not None:
                 guard.check(f, z, monitor.best_z)
     return monitor
@@ -229,7 +231,7 @@ def _verify(
         solution.status[near & (solution.status == Status.STALLED)] = int(Status.CONVERGED)
     while True:
         z = solution.value
-        f = problem(z)
+        f = problem.evaluate_last(z)
         solution.residual, solution.scale, reached = assess(problem, z, f, stop, start)
         solution.evaluations += 1
         short = solution.converged & ~reached

@@ -17,6 +17,8 @@ PROGRESS = 0.999
 """A residual has fallen if it is below this fraction of the best one so far."""
 MAX_HISTORY = 1000
 """Residuals of a sample kept at most, to tell growth from standstill."""
+FIRST_FALL = 0.01
+"""What the first step is expected to make of a residual."""
 RISES = 5
 """Looks in succession at which the residual of a linear equation that diverges has risen."""
 MAX_FEW_SAMPLES = 4
@@ -129,6 +131,24 @@ class Monitor:
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
         self.kept: dict[int, Tensor] = {}  # whole iterates, by step
         self.few = self._few(count)
+        # The largest residual in units of its target, now and at the look before.
+        self.excess = self.last_excess = np.nan
+        self.recorded = problem.records_end
+
+    def ends_soon(self) -> bool:
+        """Return whether all samples will have converged at the next look, as it seems.
+
+        Residuals are expected to fall as they did last. Asked for problems that can make use of it.
+        """
+        if not self.recorded:
+            return False
+        fall = self.excess / self.last_excess if self.looks > 1 else FIRST_FALL
+        return bool(self.excess * fall <= 1)
+
+    def _note_excess(self, residual: np.ndarray, scale: np.ndarray) -> None:
+        self.last_excess = self.excess
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.excess = np.max(residual / self.stop.target(scale))
 
     def look(self, step: int, problem: Problem, at: Point) -> Tensor | None:
         """Judge the rows at work.
@@ -140,6 +160,8 @@ class Monitor:
         """
         stop, z, measure = self.stop, at.z, self.measure
         size, norm = measure.read(problem, at)
+        if self.recorded:
+            self._note_excess(as_array(size), as_array(norm))
         if self.few is not None:
             if 0 < step < stop.max_steps:
                 numbers = size.tolist()

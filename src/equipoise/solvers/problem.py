@@ -106,6 +106,7 @@ class Equation(ABC):
         mutable_args: Indices of arguments that evaluating may write to.
         linearize_keeps_graph: Whether `declared` gives a `graph` when gradients are enabled.
         layout: How the state's tensors lie in the rows; nothing if the rows are the state.
+        linearize_is_step: Whether the value that `declared` gives is known to be that of the map.
         drifts: Whether evaluating moves the map, as power iterations on a weight do.
         coupled_name: What to set to True if samples depend on each other, for error messages.
         training: Whether a module in training mode is behind it.
@@ -117,6 +118,7 @@ class Equation(ABC):
     symmetric: bool = False
     can_drop_rows: bool = True
     linearize_keeps_graph: bool = False
+    linearize_is_step: bool = False
     layout: Layout | None = None
     drifts: bool = False
     coupled_name: str = "coupled"
@@ -226,6 +228,15 @@ class Problem(ABC):
     @abstractmethod
     def __call__(self, z: Tensor) -> Tensor:
         """Evaluate the map."""
+
+    @property
+    def records_end(self) -> bool:
+        """Whether `evaluate_last` differs from a call."""
+        return False
+
+    def evaluate_last(self, z: Tensor) -> Tensor:
+        """Evaluate the map where a solve is likely to end."""
+        return self(z)
 
     @abstractmethod
     def linearize(self, z: Tensor) -> Linearization:
@@ -367,6 +378,8 @@ class MapProblem(Problem):
     ) -> None:
         self.equation = equation
         self.copies = copies
+        # Evaluates where a solve may end, if it can.
+        self.recorder: Callable[[Tensor], Tensor | None] | None = None
         self.args = args
         self.weight_count = equation.weight_count
         self.mutable_args = equation.mutable_args
@@ -390,6 +403,17 @@ class MapProblem(Problem):
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
         return self._step(z)
+
+    @property
+    def records_end(self) -> bool:
+        return self.recorder is not None
+
+    def evaluate_last(self, z: Tensor) -> Tensor:
+        value = None if self.recorder is None else self.recorder(z)
+        if value is None:
+            return self(z)
+        self.work.count += 1
+        return value
 
     def inspect_first(self, inspect: Callable[[Tensor], None]) -> None:
         """Evaluate once with gradients enabled, at the next call, and show `inspect` the value.
