@@ -14,6 +14,11 @@ from equipoise.prox.regularizer import REGULARIZERS, Regularizer
 __all__ = ["HSIC", "Decorrelation"]
 
 
+MAX_EXACT = 512
+"""Observations up to which independence is measured exactly by default."""
+DEFAULT_FEATURES = 64
+
+
 @final
 @REGULARIZERS.register("decorrelation")
 @dataclass(frozen=True)
@@ -77,7 +82,9 @@ class HSIC(Regularizer):
 
     Args:
         bandwidth: The distance at which two values count as different.
-        features: The number of random frequencies, or None for the exact form.
+        features: The number of random frequencies. None takes the exact form up to 512
+            observations and 64 frequencies beyond, as for batches of images, where the exact form
+            would take minutes.
         seed: Seed of the frequencies.
 
     Shape:
@@ -87,7 +94,7 @@ class HSIC(Regularizer):
     bandwidth: float = 1.0
     features: int | None = None
     seed: int = 0
-    _frequencies: Tensor | None = field(init=False, repr=False, compare=False)
+    _frequencies: Tensor = field(init=False, repr=False, compare=False)
 
     coupled = True
     convex = False
@@ -97,12 +104,9 @@ class HSIC(Regularizer):
         if self.features is not None:
             require_count("HSIC.features", self.features)
         require_whole("HSIC.seed", self.seed)
-        frequencies = None
-        if self.features is not None:
-            source = torch.Generator().manual_seed(self.seed)
-            frequencies = (
-                torch.randn(self.features, dtype=torch.float64, generator=source) / self.bandwidth
-            )
+        source = torch.Generator().manual_seed(self.seed)
+        count = DEFAULT_FEATURES if self.features is None else self.features
+        frequencies = torch.randn(count, dtype=torch.float64, generator=source) / self.bandwidth
         object.__setattr__(self, "_frequencies", frequencies)
 
     def value(self, z: Tensor) -> Tensor:
@@ -116,7 +120,7 @@ class HSIC(Regularizer):
             )
         pairs = (
             self._exact(rows)
-            if self._frequencies is None
+            if self.features is None and observations <= MAX_EXACT
             else self._random(rows, self._frequencies.to(rows))
         )
         return pairs / (observations - 1) ** 2
