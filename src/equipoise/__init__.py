@@ -7,7 +7,7 @@ from equipoise.core.lazy import lazy_names
 if TYPE_CHECKING:
     from equipoise.analysis import certify, objective, spectral_radius
     from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
-    from equipoise.families.monotone import MonotoneDense
+    from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
     from equipoise.families.opteq import (
         OptEq,
         OptEqConv2d,
@@ -95,7 +95,9 @@ __all__ = [
     "JacobianFree",
     "Linearization",
     "Model",
+    "MonotoneConv2d",
     "MonotoneDense",
+    "MonotoneMultiTier",
     "Neumann",
     "Newton",
     "OptEq",

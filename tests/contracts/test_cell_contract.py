@@ -9,7 +9,7 @@ import torch
 
 import equipoise
 from equipoise import Cell, Equilibrium, Stop
-from equipoise.families.monotone import MonotoneDense
+from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
@@ -73,6 +73,12 @@ CASES = {
         for name in ("peaceman-rachford", "douglas-rachford", "forward-backward")
     },
     "monotone_none": lambda: MonotoneDense(3, 4, 1.0, "tanh", "none").cell,
+    "monotone_conv_relu": lambda: MonotoneConv2d(2, 2, margin=0.8).cell,
+    "monotone_conv_relu_circular": lambda: (
+        MonotoneConv2d(2, 2, splitting="douglas-rachford", padding="circular").cell
+    ),
+    "monotone_conv_none": lambda: MonotoneConv2d(2, 2, 3, 1.0, "softplus", "none").cell,
+    "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "skip": lambda: Skip(dense(4), 0.4),
     "rotated": lambda: ChangeOfVariable(dense(4), matrix=ROTATION, scale=1.5, shift=0.2),
     "stretched": lambda: ChangeOfVariable(dense(4), matrix=STRETCH),
@@ -95,6 +101,8 @@ def make(name):
                 * inner.limit(0)
                 / operator.bound(operator.weights())
             )
+    if "tiers" in name:
+        return cell, torch.randn(2, 2, 6, 8, dtype=torch.float64)
     shape = (2, 2, 3, 4) if "conv" in name else (2, 2 if name == "wide" else 3)
     return cell, torch.randn(shape, dtype=torch.float64)
 

@@ -71,6 +71,7 @@ class MonotoneCell(Cell):
         """Return the step size `a` at the present weights, which may be given."""
         raise NotImplementedError  # abstract
 
+    @torch.no_grad()
     def factor_bound(self) -> float:
         """Return a proven bound of the step's Lipschitz constant; infinite if there is none."""
         raise NotImplementedError  # abstract
@@ -141,6 +142,7 @@ class ForwardBackwardCell(MonotoneCell):
             )
         return self.margin / self.operator.gap_bound() ** 2
 
+    @torch.no_grad()
     def factor_bound(self) -> float:
         a = self.effective_step_size()
         gap = self.operator.gap_bound()
@@ -160,6 +162,9 @@ class ForwardBackwardCell(MonotoneCell):
     def initial(self, x: Tensor, context: Any) -> Tensor:
         return torch.zeros_like(context[0])
 
+    def readout(self, z: Tensor, context: Any) -> Tensor:
+        return self.operator.present(z)
+
     def step(self, z: Tensor, context: Any) -> Tensor:
         c, weights, a = context
         pre = self.operator.affine_with(weights, z, c)
@@ -177,11 +182,11 @@ class ForwardBackwardCell(MonotoneCell):
     def _linearization(
         self, value: Tensor, slope: Tensor, weights: OperatorWeights, turned: OperatorWeights
     ) -> Linearization:
-        apply = self.operator.apply_with
+        operator = self.operator
         return Linearization(
             value.detach(),
-            jvp=lambda v: apply(weights, v) * slope,
-            vjp=lambda v: apply(turned, v * slope),
+            jvp=lambda v: operator.apply_with(weights, v) * slope,
+            vjp=lambda v: operator.adjoint_with(turned, v * slope),
             select_rows=lambda rows: self._linearization(
                 value.detach().index_select(0, rows),
                 slope.index_select(0, rows),
@@ -239,6 +244,7 @@ class ReflectionCell(MonotoneCell):
 
         return self.operator.remembered.get("step size", parameters, choose_size)
 
+    @torch.no_grad()
     def factor_bound(self) -> float:
         a, gap = self.effective_step_size(), self.operator.gap_bound()
         factor = math.sqrt(max(1 - 4 * a * self.margin / (1 + a * gap) ** 2, 0.0))
@@ -263,7 +269,8 @@ class ReflectionCell(MonotoneCell):
 
     def readout(self, z: Tensor, context: Any) -> Tensor:
         """Return `prox_{a phi}(u)`."""
-        return self.operator.crop(scaled_prox(self.activation, context[3])(z))
+        operator = self.operator
+        return operator.present(operator.crop(scaled_prox(self.activation, context[3])(z)))
 
     def step(self, z: Tensor, context: Any) -> Tensor:
         c, weights, factors, a = context

@@ -56,6 +56,9 @@ class MonotoneMatrix(MonotoneOperator):
     def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
         return torch.addmm(c, z, weights[0].T)
 
+    def pull(self, weights: OperatorWeights, z: Tensor, v: Tensor) -> OperatorWeights:
+        return (v.T @ z,)
+
     def bound(self, weights: OperatorWeights) -> Tensor:
         return dense_norm(weights[0])
 

@@ -9,7 +9,12 @@ from torch import nn
 
 from equipoise.core.validate import require_count
 from equipoise.families.monotone.cell import Splitting, StepSize
-from equipoise.families.monotone.layer import ActivationLike, MonotoneDense
+from equipoise.families.monotone.layer import (
+    ActivationLike,
+    MonotoneConv2d,
+    MonotoneDense,
+    MonotoneMultiTier,
+)
 from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
 from equipoise.models.image_network import ImageNetwork
@@ -98,3 +103,59 @@ def table(
     require_count("monotone-table.num_classes", num_classes)
     layer = MonotoneDense(input_shape[0], width, **solved_to({"tolerance": 1e-3}, options))
     return TableNetwork(layer, nn.Linear(width, num_classes), input_shape)
+
+
+@register_model("monotone-cifar10-172k")
+def cifar10_172k(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+    """CIFAR-10, one convolution of 81 channels (Winston & Kolter, 2020, Table 1).
+
+    There are 172,218 parameters, as published: 3 x 3 kernels at 32 x 32, averages of 4 x 4 pixels
+    of the framed image, a linear map.
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `MonotoneOptions`.
+    """
+    require_count("monotone.num_classes", num_classes)
+    # The authors' averages are those of the image with its frame.
+    head = nn.Sequential(
+        nn.ZeroPad2d(1), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(81 * 64, num_classes)
+    )
+    layer = MonotoneConv2d(3, 81, **solved_to(ACCURACY, options))
+    return ImageNetwork(nn.Identity(), layer, head, (3, 32, 32))
+
+
+def _tiers(
+    channels: tuple[int, int, int], num_classes: int, options: MonotoneOptions
+) -> ImageNetwork:
+    """Three tiers of 32 x 32, 16 x 16 and 8 x 8, and a linear map of the last with its frame."""
+    require_count("monotone.num_classes", num_classes)
+    head = nn.Sequential(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(channels[-1] * 100, num_classes))
+    layer = MonotoneMultiTier(3, channels, (32, 32), **solved_to(ACCURACY, options))
+    return ImageNetwork(nn.Identity(), layer, head, (3, 32, 32))
+
+
+@register_model("monotone-cifar10-170k")
+def cifar10_170k(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+    """CIFAR-10, three resolutions of 16, 32 and 60 channels (Winston & Kolter, 2020, Table 1).
+
+    There are 170,194 parameters, as published.
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `MonotoneOptions`.
+    """
+    return _tiers((16, 32, 60), num_classes, options)
+
+
+@register_model("monotone-cifar10-1m")
+def cifar10_1m(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+    """CIFAR-10, three resolutions of 64, 128 and 128 channels (Winston & Kolter, 2020, Table 1).
+
+    There are 1,014,546 parameters, as published.
+
+    Args:
+        num_classes: Number of classes.
+        **options: See `MonotoneOptions`.
+    """
+    return _tiers((64, 128, 128), num_classes, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -106,11 +106,15 @@ class MonotoneOperator(nn.Module, ABC):
 
     @abstractmethod
     def transposed(self, weights: OperatorWeights) -> OperatorWeights:
-        """Return the weights of `W^T`."""
+        """Return the weights that `adjoint_with` takes; by default those of `W^T`."""
 
     @abstractmethod
     def apply_with(self, weights: OperatorWeights, z: Tensor) -> Tensor:
         """Return `W z` for `W` with these weights."""
+
+    def adjoint_with(self, turned_weights: OperatorWeights, z: Tensor) -> Tensor:
+        """Return `W^T z`, given what `transposed` returned."""
+        return self.apply_with(turned_weights, z)
 
     @abstractmethod
     def bound(self, weights: OperatorWeights) -> Tensor:
@@ -139,12 +143,30 @@ class MonotoneOperator(nn.Module, ABC):
         """Return `W z` on enlarged states."""
         return self.apply_with(weights, z)
 
+    def adjoint_enlarged(self, turned_weights: OperatorWeights, z: Tensor) -> Tensor:
+        """Return `W^T z` on enlarged states, given what `transposed` returned."""
+        return self.apply_enlarged(turned_weights, z)
+
+    @abstractmethod
+    def pull(self, weights: OperatorWeights, z: Tensor, v: Tensor) -> OperatorWeights:
+        """Return the gradient of `<v, W z>`, on enlarged states, in the weights, differentiable."""
+
+    def directions(
+        self, weights: OperatorWeights, tangents: OperatorWeights
+    ) -> Sequence[OperatorWeights]:
+        """Return weights of maps that add up to the derivative of `W` along `tangents`."""
+        return [tangents]
+
     def enlarge(self, c: Tensor) -> Tensor:
         """Return a state as an enlarged one; by default there is no difference."""
         return c
 
     def crop(self, z: Tensor) -> Tensor:
         """Return the part of an enlarged state that is the state."""
+        return z
+
+    def present(self, z: Tensor) -> Tensor:
+        """Return the layer's output for an equilibrium; by default itself."""
         return z
 
     def confine(self, z: Tensor) -> Tensor:

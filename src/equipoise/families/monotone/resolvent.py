@@ -10,7 +10,6 @@ from torch import Tensor
 
 from equipoise.families.monotone.operator import MonotoneOperator
 from equipoise.operators.operator import OperatorWeights
-from equipoise.solvers.linear_problem import func_jvp, func_vjp
 
 __all__ = ["invert", "resolve"]
 
@@ -111,8 +110,7 @@ class _Resolve(torch.autograd.Function):
         if any(ctx.needs_input_grad[2 : 2 + spec.weight_count]):
             # <v, W y>, or <v, W^T y> = <y, W v>, as a function of the weights.
             point, other = (v, y) if spec.transpose else (y, v)
-            _, pull = func_vjp(_at(spec, point), *weights)
-            pulled = pull(spec.a * other)
+            pulled = spec.operator.pull(weights, point, spec.a * other)
         return (None, v, *pulled, *[None] * len(factors))
 
     @staticmethod
@@ -120,22 +118,17 @@ class _Resolve(torch.autograd.Function):
         spec: _Spec = ctx.spec
         y, *tensors = ctx.saved_tensors
         weights, factors = tuple(tensors[: spec.weight_count]), tuple(tensors[spec.weight_count :])
-        moved = [
-            torch.zeros_like(weight) if own is None else own
-            for weight, own in zip(weights, tangents[: spec.weight_count], strict=True)
-        ]
         total = torch.zeros_like(y) if tangent is None else tangent
         if any(own is not None for own in tangents[: spec.weight_count]):
-            step = _adjoint_at(spec, y) if spec.transpose else _at(spec, y)
-            total = total + spec.a * func_jvp(step, weights, moved)
+            moved = tuple(
+                torch.zeros_like(weight) if own is None else own
+                for weight, own in zip(weights, tangents[: spec.weight_count], strict=True)
+            )
+            for one in spec.operator.directions(weights, moved):
+                product = (
+                    spec.operator.adjoint_enlarged(spec.operator.transposed(one), y)
+                    if spec.transpose
+                    else spec.operator.apply_enlarged(one, y)
+                )
+                total = total + spec.a * product
         return resolve(spec.operator, weights, factors, spec.a, total, transpose=spec.transpose)
-
-
-def _at(spec: _Spec, z: Tensor) -> Any:
-    """`W z` as a function of the weights."""
-    return lambda *weights: spec.operator.apply_enlarged(weights, z)
-
-
-def _adjoint_at(spec: _Spec, z: Tensor) -> Any:
-    """`W^T z` as a function of the weights."""
-    return lambda *weights: spec.operator.apply_enlarged(spec.operator.transposed(weights), z)
