@@ -131,7 +131,7 @@ class Monitor:
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
         self.kept: dict[int, Tensor] = {}  # whole iterates, by step
         self.few = self._few(count)
-        # The largest residual in units of its target, now and at the look before.
+        # The largest residual in units of the smallest target, now and at the look before.
         self.excess = self.last_excess = np.nan
         self.recorded = problem.records_end
 
@@ -147,8 +147,8 @@ class Monitor:
 
     def _note_excess(self, residual: np.ndarray, scale: np.ndarray) -> None:
         self.last_excess = self.excess
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self.excess = np.max(residual / self.stop.target(scale))
+        target = self.stop.target(float(scale.min()))
+        self.excess = float(residual.max()) / target if target > 0 else np.inf
 
     def look(self, step: int, problem: Problem, at: Point) -> Tensor | None:
         """Judge the rows at work.
