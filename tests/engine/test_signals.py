@@ -79,14 +79,19 @@ def test_signal_raises_at_once_except_in_sections_that_put_it_off(number, capfd)
 
 
 def test_sentence_about_a_stopped_run_survives_what_is_tidied_up_after_it():
-    with pytest.raises(Interrupted, match="at step 3; a checkpoint was written"), interruptible():
+    sentence = "the run was interrupted at step 3; a checkpoint was written"
+
+    def stop_and_tidy_up():
         try:
             with uninterrupted():
-                os.kill(os.getpid(), signal.SIGTERM)
-                raise interruption("the run was interrupted at step 3; a checkpoint was written")
+                tell()
+                raise interruption(sentence)
         finally:
             with uninterrupted():
                 pass
+
+    with interruptible(), pytest.raises(Interrupted, match=sentence):
+        stop_and_tidy_up()
 
 
 def test_second_signal_raises_at_once():
