@@ -12,6 +12,8 @@ from equipoise import Cell, Equilibrium, Stop
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
+from equipoise.families.relu_implicit import ReluImplicitCell
+from equipoise.families.residual import ResidualCell
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
 from equipoise.layers.function import FixedPointCell, FunctionCell
 from equipoise.layers.root import RootCell
@@ -79,6 +81,8 @@ CASES = {
     ),
     "monotone_conv_none": lambda: MonotoneConv2d(2, 2, 3, 1.0, "softplus", "none").cell,
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
+    "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
+    "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),
     "skip": lambda: Skip(dense(4), 0.4),
     "rotated": lambda: ChangeOfVariable(dense(4), matrix=ROTATION, scale=1.5, shift=0.2),
     "stretched": lambda: ChangeOfVariable(dense(4), matrix=STRETCH),

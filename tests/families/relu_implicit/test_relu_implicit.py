@@ -11,11 +11,9 @@ from torch import Tensor
 
 from equipoise import ClosedForm, Equilibrium, Implicit, Stop, certify, create_model
 from equipoise.families.relu_implicit import (
-    ReluImplicitCell,
     ReluImplicitNetwork,
     closed_forms,
 )
-from equipoise.testing import check_cell
 
 FLOAT = torch.float64
 
@@ -28,11 +26,6 @@ def _network(width: int = 24, **options: object) -> ReluImplicitNetwork:
 @pytest.fixture
 def x() -> Tensor:
     return torch.randn(5, 6, dtype=FLOAT, generator=torch.Generator().manual_seed(1))
-
-
-def test_cell_keeps_the_contract() -> None:
-    torch.manual_seed(0)
-    check_cell(ReluImplicitCell(4, 8, 0.3).double(), torch.randn(3, 4, dtype=FLOAT))
 
 
 def test_equilibrium_agrees_with_scipy_and_the_bound_of_lemma_2_2(x: Tensor) -> None:

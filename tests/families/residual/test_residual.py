@@ -7,16 +7,10 @@ import torch
 
 from equipoise import Equilibrium, Unrolled, create_model
 from equipoise.families.residual import ResidualCell, WeightTied
-from equipoise.testing import check_cell
 
 
 def _cell() -> ResidualCell:
     return ResidualCell(2, 4, groups=2, deviation=0.05)
-
-
-def test_residual_cell_keeps_the_contract() -> None:
-    torch.manual_seed(0)
-    check_cell(_cell().double(), torch.randn(3, 2, 3, 3, dtype=torch.float64))
 
 
 def test_residual_cell_is_the_printed_formula() -> None:
