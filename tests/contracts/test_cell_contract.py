@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from itertools import product
 from typing import get_args
 
 import pytest
@@ -14,6 +15,7 @@ from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.families.relu_implicit import ReluImplicitCell
 from equipoise.families.residual import ResidualCell
+from equipoise.families.well_posed import WellPosed
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
 from equipoise.layers.function import FixedPointCell, FunctionCell
 from equipoise.layers.root import RootCell
@@ -83,6 +85,12 @@ CASES = {
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
     "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),
+    **{
+        f"well_posed_{norm}_{condition}": lambda norm=norm, condition=condition: (
+            WellPosed(3, 4, 0.8, condition, norm, "tanh").cell
+        )
+        for norm, condition in product(("scale", "project"), ("infinity", "perron-frobenius"))
+    },
     "skip": lambda: Skip(dense(4), 0.4),
     "rotated": lambda: ChangeOfVariable(dense(4), matrix=ROTATION, scale=1.5, shift=0.2),
     "stretched": lambda: ChangeOfVariable(dense(4), matrix=STRETCH),

@@ -1,5 +1,5 @@
 """Families of equilibrium networks: one folder each, with its cells, layers, models and theory."""
 
-from equipoise.families import explicit, monotone, opteq, relu_implicit, residual
+from equipoise.families import explicit, monotone, opteq, relu_implicit, residual, well_posed
 
-__all__ = ["explicit", "monotone", "opteq", "relu_implicit", "residual"]
+__all__ = ["explicit", "monotone", "opteq", "relu_implicit", "residual", "well_posed"]
