@@ -16,6 +16,7 @@ from equipoise.families.monotone.layer import (
 )
 from equipoise.families.monotone.models import MonotoneOptions
 from equipoise.families.monotone.operator import MonotoneOperator
+from equipoise.families.monotone.released import from_released
 from equipoise.families.monotone.theory import Inclusion
 from equipoise.families.monotone.tiers import MonotoneTiers
 
@@ -34,4 +35,5 @@ __all__ = [
     "MonotoneTiers",
     "ReflectionCell",
     "Splitting",
+    "from_released",
 ]

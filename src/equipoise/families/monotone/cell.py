@@ -79,7 +79,10 @@ class MonotoneCell(Cell):
     @torch.no_grad()
     def certificate(self) -> Certificate:
         """Return that there is one equilibrium, how it moves, and how fast the splitting is."""
-        return certify_monotone(self, self.margin, self.factor_bound(), self.inputs)
+        basis = "the equation itself"
+        if self.splitting != "none":
+            basis = f"{self.splitting} splitting with step size {self.effective_step_size():.4g}"
+        return certify_monotone(self, self.margin, self.factor_bound(), self.inputs, basis)
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:

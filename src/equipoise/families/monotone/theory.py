@@ -46,7 +46,9 @@ def input_bound(inputs: nn.Module) -> float | None:
     return None
 
 
-def certify_monotone(cell: Cell, margin: float, factor: float, inputs: nn.Module) -> Certificate:
+def certify_monotone(
+    cell: Cell, margin: float, factor: float, inputs: nn.Module, basis: str
+) -> Certificate:
     """Return the certificate of a cell.
 
     Args:
@@ -54,12 +56,14 @@ def certify_monotone(cell: Cell, margin: float, factor: float, inputs: nn.Module
         margin: `m`.
         factor: A bound of the step's Lipschitz constant.
         inputs: `x -> U x + b`.
+        basis: What the step is.
     """
     norm = input_bound(inputs)
     statements = [
         Statement(
             "I - W is strongly monotone, so that there is one equilibrium for every input",
             holds=True,
+            number=margin,
             margin=margin,
             theorem="Winston & Kolter, 2020, Theorem 1",
             unique=True,
@@ -81,4 +85,4 @@ def certify_monotone(cell: Cell, margin: float, factor: float, inputs: nn.Module
             )
         )
     known = factor if math.isfinite(factor) else math.inf
-    return Certificate((Link(type(cell).__name__, known),), further=tuple(statements))
+    return Certificate((Link(type(cell).__name__, known),), further=tuple(statements), basis=basis)
