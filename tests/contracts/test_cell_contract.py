@@ -10,6 +10,7 @@ import torch
 
 import equipoise
 from equipoise import Cell, Equilibrium, Stop
+from equipoise.families.lipschitz import LipschitzBounded
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
@@ -51,6 +52,12 @@ def double_separable():
     return OptEqCell(operators, [torch.nn.Conv2d(2, 3, 1) for _ in range(2)], [Tanh()] * 2)
 
 
+def lipschitz(**options):
+    cell = LipschitzBounded(3, 4, 2, 2.0, 0.8, **options).cell
+    torch.nn.init.normal_(cell.operator.log_psi, std=0.3)
+    return cell
+
+
 CASES = {
     **{f"activation_{name}": lambda name=name: dense(4, name) for name in ACTIVATIONS},
     **{f"norm_{name}": lambda name=name: dense([4, 2], norm=name) for name in get_args(Norm)},
@@ -85,6 +92,11 @@ CASES = {
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
     "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),
+    **{
+        f"lipschitz_relu_{name}": lambda name=name: lipschitz(splitting=name)
+        for name in ("peaceman-rachford", "douglas-rachford", "forward-backward")
+    },
+    "lipschitz_none": lambda: lipschitz(activation="tanh", splitting="none"),
     **{
         f"well_posed_{norm}_{condition}": lambda norm=norm, condition=condition: (
             WellPosed(3, 4, 0.8, condition, norm, "tanh").cell

@@ -1,5 +1,13 @@
 """Families of equilibrium networks: one folder each, with its cells, layers, models and theory."""
 
-from equipoise.families import explicit, monotone, opteq, relu_implicit, residual, well_posed
+from equipoise.families import (
+    explicit,
+    lipschitz,
+    monotone,
+    opteq,
+    relu_implicit,
+    residual,
+    well_posed,
+)
 
-__all__ = ["explicit", "monotone", "opteq", "relu_implicit", "residual", "well_posed"]
+__all__ = ["explicit", "lipschitz", "monotone", "opteq", "relu_implicit", "residual", "well_posed"]
