@@ -7,9 +7,11 @@ from typing import get_args
 
 import pytest
 import torch
+from torch import nn
 
 import equipoise
 from equipoise import Cell, Equilibrium, Stop
+from equipoise.families.explicit import to_weight_tied
 from equipoise.families.lipschitz import LipschitzBounded
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
@@ -54,7 +56,7 @@ def double_separable():
 
 def lipschitz(**options):
     cell = LipschitzBounded(3, 4, 2, 2.0, 0.8, **options).cell
-    torch.nn.init.normal_(cell.operator.log_psi, std=0.3)
+    nn.init.normal_(cell.operator.log_psi, std=0.3)
     return cell
 
 
@@ -103,6 +105,9 @@ CASES = {
         )
         for norm, condition in product(("scale", "project"), ("infinity", "perron-frobenius"))
     },
+    "feed_forward": lambda: (
+        to_weight_tied(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))).cell
+    ),
     "skip": lambda: Skip(dense(4), 0.4),
     "rotated": lambda: ChangeOfVariable(dense(4), matrix=ROTATION, scale=1.5, shift=0.2),
     "stretched": lambda: ChangeOfVariable(dense(4), matrix=STRETCH),

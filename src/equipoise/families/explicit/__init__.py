@@ -3,5 +3,19 @@
 from equipoise.families.explicit import resnet
 from equipoise.families.explicit.feedforward import MLP, InputSkip
 from equipoise.families.explicit.ode import NeuralODE, OdeOptions
+from equipoise.families.explicit.weight_tied import (
+    BlockMatrices,
+    FeedForwardCell,
+    to_weight_tied,
+)
 
-__all__ = ["MLP", "InputSkip", "NeuralODE", "OdeOptions", "resnet"]
+__all__ = [
+    "MLP",
+    "BlockMatrices",
+    "FeedForwardCell",
+    "InputSkip",
+    "NeuralODE",
+    "OdeOptions",
+    "resnet",
+    "to_weight_tied",
+]
