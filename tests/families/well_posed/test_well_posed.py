@@ -118,6 +118,19 @@ def test_equilibrium_moves_no_more_than_the_certificate_says(condition, norm):
     assert bool((moved <= bound * (x[0] - x[1]).abs().amax(dim=1)).all())
 
 
+@pytest.mark.parametrize("condition", get_args(Condition))
+def test_bound_of_the_movement_is_that_of_a_network_of_positive_weights(condition):
+    layer = make(condition, size=20.0, seed=3, activation="identity")
+    with torch.no_grad():
+        layer.cell.A.abs_()
+        layer.cell.inputs.weight.abs_()
+        (bound,) = (s.number for s in certify(layer).statements if "Lipschitz" in s.claim)
+        x = torch.ones(1, 3, dtype=FLOAT)  # the direction in which such a network moves most
+        moved = float((layer(x) - layer(-x)).abs().max()) / 2
+    assert moved <= bound * (1 + 1e-9)
+    assert bound <= moved * (1 + 1e-9)
+
+
 def test_float32_weights_are_certified_however_close_kappa_is_to_one():
     torch.manual_seed(0)
     for condition, norm in CONTROLLED:
@@ -168,3 +181,5 @@ def test_model_refuses_nonsense(options, sentence):
 def test_input_of_another_shape_is_refused():
     with pytest.raises(ValueError, match=r"WellPosed input must have shape \(batch, 3\)"):
         make()(torch.randn(2, 4).double())
+    with pytest.raises(ValueError, match=r"WellPosed input must be torch\.float64, as the weights"):
+        make()(torch.randn(2, 3))

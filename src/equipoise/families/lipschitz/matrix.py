@@ -79,7 +79,9 @@ class LipschitzMatrix(MonotoneMatrix):
     ) -> None:
         super().__init__(features, margin)
         require_positive(
-            "LipschitzBounded.gamma", gamma, remedy="No network with a smaller one moves at all."
+            "LipschitzBounded.gamma",
+            gamma,
+            remedy="With the constant 0 the output would be the same for every input.",
         )
         require_count("LipschitzBounded.in_features", in_features)
         require_count("LipschitzBounded.out_features", out_features)

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["PerronBound", "is_below", "perron_bound", "perron_vector", "project_rows"]
+__all__ = [
+    "PerronBound",
+    "is_below",
+    "largest_response",
+    "perron_bound",
+    "perron_vector",
+    "project_rows",
+]
 
 PerronBound = tuple[float, Tensor]
 """A number `r` and a positive vector `v` with `|A| v <= r v`, in float64."""
@@ -62,6 +69,29 @@ def perron_bound(A: Tensor, also: Sequence[Tensor] = ()) -> PerronBound:
             if not bool(failed):
                 tried.append((ratio(M, v), v))
     return min(tried, key=lambda one: one[0])
+
+
+def largest_response(A: Tensor, B: Tensor, bound: float, v: Tensor) -> float:
+    """Return a proven upper bound of the largest row sum of `(I - |A|)^-1 |B|`, given `r < 1`.
+
+    With `w = |B| 1`, every `u` with `(I - |A|) u >= w` is above `(I - |A|)^-1 w`, since the inverse
+    has no negative entries. A computed solution becomes such a `u` by a multiple of `v`, for which
+    `(I - |A|) v >= (1 - r) v`, that makes up for rounding.
+
+    Args:
+        A: A matrix, shape (n, n).
+        B: A matrix, shape (n, m).
+        bound: `r`, below 1.
+        v: A positive vector with `|A| v <= r v`.
+    """
+    M, w = A.detach().double().abs(), B.detach().double().abs().sum(dim=1)
+    unit = (len(M) + B.shape[1] + 8) * torch.finfo(torch.float64).eps
+    u, failed = torch.linalg.solve_ex(torch.diag(torch.ones_like(w)) - M, w)
+    if bool(failed) or not bool(u.isfinite().all()):
+        u = torch.zeros_like(w)
+    rounding = unit * (u.abs() + M @ u.abs() + w)
+    missing = float(((w - u + M @ u + rounding) / ((1 - bound) * v)).max())
+    return float((u + max(missing, 0.0) * v).max()) * (1 + unit)
 
 
 def is_below(A: Tensor, level: float) -> bool:

@@ -16,6 +16,7 @@ from equipoise.core.validate import SettingError, require_between, require_count
 from equipoise.families.well_posed.bound import (
     PerronBound,
     is_below,
+    largest_response,
     perron_bound,
     perron_vector,
     project_rows,
@@ -109,8 +110,9 @@ class WellPosedCell(Cell):
         return self.kappa * (1 - (len(self.A) + 4) * torch.finfo(self.A.dtype).eps)
 
     def inject(self, x: Tensor) -> Any:
-        with full_precision(x.device.type):
-            return self.inputs(x), Shared(self.matrix())
+        with full_precision(x.device.type):  # row sums must be right
+            A = self.matrix()
+        return self.inputs(x), Shared(A)
 
     def initial(self, x: Tensor, context: Any) -> Tensor:
         return torch.zeros_like(context[0])
@@ -155,7 +157,7 @@ class WellPosedCell(Cell):
                 Statement(
                     "the equilibrium is Lipschitz continuous in x, in maximum norms",
                     holds=True,
-                    number=_sensitivity(bound, v, self.inputs.weight),
+                    number=largest_response(A, self.inputs.weight, bound, v),
                     theorem="|z - z'| <= (I - |A|)^-1 |B| |x - x'| entry by entry",
                 )
             )
@@ -210,16 +212,6 @@ def _require_nonexpansive(activation: Activation) -> None:
             activation,
             got=f"{type(activation).__name__} with slopes in {activation.slopes}",
         )
-
-
-def _sensitivity(bound: float, v: Tensor, B: Tensor) -> float:
-    """A bound of the largest row sum of `(I - |A|)^-1 |B|`.
-
-    `|B| 1 <= c v` and `(I - |A|)^-1 v <= v/(1 - r)`, since `|A| v <= r v`.
-    """
-    c = float((B.double().abs().sum(dim=1) / v).max())
-    slack = 1 + (B.shape[1] + 8) * torch.finfo(torch.float64).eps
-    return c * float(v.max()) / (1 - bound) * slack
 
 
 def _linearized(value: Tensor, slope: Tensor, A: Tensor) -> Linearization:

@@ -73,6 +73,15 @@ class WellPosed(Equilibrium):
             raise SettingError(
                 "WellPosed input", f"have shape (batch, {self.in_features})", tuple(x.shape)
             )
+        dtype = self.cell.A.dtype
+        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
+            raise SettingError(
+                "WellPosed input",
+                f"be {dtype}, as the weights are",
+                x,
+                "Convert one of them.",
+                got=str(x.dtype),
+            )
 
 
 @torch.no_grad()
