@@ -233,7 +233,16 @@ def test_list_names_each_thing_with_a_line(kind, capsys):
     assert main(["list", kind]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(found)
-    assert [line.split(maxsplit=1)[1] for line in lines] == list(found.values())
+    if kind == "models":
+        assert found["opteq-digits"].pop("parameters") == 10_106
+        assert found["opteq-digits"] == {
+            "family": "opteq",
+            "summary": "Grey images of 8 x 8, such as scikit-learn's digits: one layer, a convex "
+            "problem.",
+        }
+        assert all(about["family"] in lines[n] for n, about in enumerate(found.values()))
+        found = {name: about["summary"] for name, about in found.items()}
+    assert all(line.endswith(text) for line, text in zip(lines, found.values(), strict=True))
     assert (
         len({len(line) - len(text) for line, text in zip(lines, found.values(), strict=True)}) == 1
     )

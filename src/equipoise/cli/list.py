@@ -53,12 +53,15 @@ def run(arguments: Namespace) -> int:
     if wanted is not None:
         pattern = wanted if any(sign in wanted for sign in "*?[") else f"*{wanted}*"
         found = {name: text for name, text in found.items() if fnmatchcase(name, pattern)}
+    models = arguments.kind == "models"
     if arguments.json:
-        print_json(found)
+        print_json(
+            {name: _about_model(name, text) for name, text in found.items()} if models else found
+        )
         return DONE
     if not found:
         raise SettingError("list.pattern", f"match one of the {arguments.kind}", wanted)
-    _print_table(found)
+    _print_table({name: _columns(name, text) for name, text in found.items()} if models else found)
     return DONE
 
 
@@ -85,6 +88,10 @@ def _show_options(kind: str, name: str, text: str, *, as_json: bool) -> int:
         print_json({"name": name, "summary": text, "options": rows})
         return DONE
     print(f"{name}: {text}")
+    if kind == "models":
+        about = _about_model(name, text)
+        if about["family"]:
+            print(f"Family {about['family']}, {about['parameters']:,} parameters.")
     if rows:
         first = next(iter(rows))
         table = kind not in ("models", "data")
@@ -128,6 +135,29 @@ def describe(kind: str) -> dict[str, str]:
         except ValueError as error:  # one that is broken hides no other
             rows[name] = f"cannot be used: {error}"
     return rows
+
+
+def _about_model(name: str, summary: str) -> dict[str, Any]:
+    """The family, size and summary of a model; those of a plug-in are not looked for."""
+    from equipoise import models
+
+    family = "" if find_plugins(models.MODEL_PLUGINS).get(name) else models.model_family(name)
+    size = models.model_size(name) if family else None
+    return {"family": family, "parameters": size, "summary": summary}
+
+
+def _columns(name: str, summary: str) -> str:
+    about = _about_model(name, summary)
+    size = "" if about["parameters"] is None else _short(about["parameters"])
+    return f"{about['family']:14}{size:>7}  {summary}"
+
+
+def _short(count: int) -> str:
+    """A number of parameters in a few characters."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if count >= unit:
+            return f"{count / unit:.{0 if count >= 100 * unit else 1}f} {letter}"
+    return str(count)
 
 
 def _registry(kind: str) -> Registry[Any]:

@@ -6,8 +6,10 @@ from equipoise.models.factory import (
     describe_options,
     find_model_code,
     list_models,
+    model_family,
     model_info,
     model_options,
+    model_size,
     register_model,
     require_model,
 )
@@ -29,8 +31,10 @@ __all__ = [
     "find_equilibria",
     "find_model_code",
     "list_models",
+    "model_family",
     "model_info",
     "model_options",
+    "model_size",
     "register_model",
     "require_model",
 ]

@@ -14,6 +14,9 @@ from fnmatch import fnmatchcase
 from importlib import import_module
 from typing import Any, TypeVar
 
+import torch
+from torch.overrides import TorchFunctionMode
+
 from equipoise.core.named_code import is_code_name, load_code, to_short_name
 from equipoise.core.option import Option, keyword_options
 from equipoise.core.plugin import find_plugins, load_plugin, plugin_code
@@ -27,8 +30,10 @@ __all__ = [
     "describe_options",
     "find_model_code",
     "list_models",
+    "model_family",
     "model_info",
     "model_options",
+    "model_size",
     "register_model",
     "require_model",
 ]
@@ -117,6 +122,39 @@ def model_info(name: str) -> str:
         name: Its name, as `create_model` takes it.
     """
     return (inspect.getdoc(_find_builder("model", name)) or "").partition("\n")[0]
+
+
+def model_family(name: str) -> str:
+    """Return the family that a registered model belongs to: the folder in which it is written.
+
+    Args:
+        name: Its name; of a model in code of your own the result is empty.
+    """
+    module = "" if is_code_name(name) else _find_builder("model", name).__module__
+    prefix = "equipoise.families."
+    return module.removeprefix(prefix).partition(".")[0] if module.startswith(prefix) else ""
+
+
+def model_size(name: str) -> int:
+    """Return how many parameters a model has with its default options, without making them.
+
+    Args:
+        name: Its name, as `create_model` takes it.
+    """
+    with torch.device("meta"), _NoDraws():
+        return sum(parameter.numel() for parameter in create_model(name).parameters())
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves out the draws of first weights, which tensors without memory do not need.
+
+    There torch would import its compiler for them, which takes seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def model_options(name: str) -> list[str]:
