@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,8 +105,8 @@ class LipschitzMatrix(MonotoneMatrix):
     def bound(self, weights: OperatorWeights) -> Tensor:
         return dense_norm(self._in_metric(weights[0]))
 
-    def spread(self, weights: OperatorWeights) -> Tensor:
-        return super().spread((self._in_metric(weights[0]),))
+    def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
+        return super().blocks((self._in_metric(weights[0]),))
 
     def _in_metric(self, W: Tensor) -> Tensor:
         """`Psi^(1/2) W Psi^(-1/2)`, whose Euclidean norm is that of `W` in the metric of `Psi`."""

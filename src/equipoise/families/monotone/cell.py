@@ -217,7 +217,7 @@ class ReflectionCell(MonotoneCell):
         operator: `W`.
         inputs: `x -> U x + b`.
         activation: `s`.
-        step_size: `a`; `auto` is about `1/sqrt(m L)`.
+        step_size: `a`; `auto` lies between `1/L` and `1/m`.
         fraction: `t`: 1 is Peaceman-Rachford, 1/2 Douglas-Rachford.
     """
 
@@ -240,12 +240,12 @@ class ReflectionCell(MonotoneCell):
         parameters = self._parameters_of_operator()
         if any(map(is_wrapped, parameters)):
             return 1.0  # as good a choice, and one that needs no values
-
-        def choose_size() -> float:
-            size = float(self.operator.spread(weights or self.operator.weights()))
-            return 1 / math.sqrt(self.margin * size) if 0 < size < math.inf else 1.0
-
-        return self.operator.remembered.get("step size", parameters, choose_size)
+        operator = self.operator
+        return operator.remembered.get(
+            "step size",
+            parameters,
+            lambda: operator.typical_step_size(weights or operator.weights()),
+        )
 
     @torch.no_grad()
     def factor_bound(self) -> float:
@@ -283,7 +283,7 @@ class ReflectionCell(MonotoneCell):
         if is_recorded(b):
             moved = 2 * resolve(operator, weights, factors, a, b) - reflected
         else:
-            moved = operator.resolve_with(factors, b, transpose=False).mul_(2).sub_(reflected)
+            moved = operator.reflect_with(factors, b, reflected)
         return moved if t == 1 else torch.lerp(z, moved, t)
 
     def _reflect(self, u: Tensor, a: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import get_args
 
 import torch
@@ -188,10 +189,8 @@ class MonotoneConvolution(MonotoneOperator):
     def bound(self, weights: OperatorWeights) -> Tensor:
         return convolution_bound(weights[0])
 
-    def spread(self, weights: OperatorWeights) -> Tensor:
-        (rest,) = self.combined(weights, 1 - self.margin, -1.0)
-        size: Tensor = torch.linalg.vector_norm(rest)
-        return self.margin + 2 / math.sqrt(len(rest)) * size
+    def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
+        return weights
 
     def factor(self, weights: OperatorWeights, a: float, c: Tensor) -> OperatorWeights:
         (kernel,) = self.combined(weights, 1 + a, -a)

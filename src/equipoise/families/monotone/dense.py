@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ class MonotoneMatrix(MonotoneOperator):
             nn.init.uniform_(weight, -edge, edge)
 
     def weights(self) -> OperatorWeights:
-        whole = torch.addmm(self.B - self.B.T, self.A.T, self.A, alpha=-1)
+        whole: Tensor = _Gram.apply(self.A, self.B)  # type: ignore[no-untyped-call]
         return (_shifted(whole, 1 - self.margin),)
 
     def combined(self, weights: OperatorWeights, p: float, q: float) -> OperatorWeights:
@@ -62,10 +64,8 @@ class MonotoneMatrix(MonotoneOperator):
     def bound(self, weights: OperatorWeights) -> Tensor:
         return dense_norm(weights[0])
 
-    def spread(self, weights: OperatorWeights) -> Tensor:
-        (rest,) = self.combined(weights, 1 - self.margin, -1.0)
-        size: Tensor = torch.linalg.vector_norm(rest)
-        return self.margin + 2 / math.sqrt(len(rest)) * size
+    def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
+        return [weights[0][:, :, None, None]]
 
     def factor(self, weights: OperatorWeights, a: float, c: Tensor) -> OperatorWeights:
         (matrix,) = self.combined(weights, 1 + a, -a)
@@ -75,6 +75,9 @@ class MonotoneMatrix(MonotoneOperator):
         (inverse,) = factors
         return b @ (inverse if transpose else inverse.T)
 
+    def reflect_with(self, factors: OperatorWeights, b: Tensor, r: Tensor) -> Tensor:
+        return torch.addmm(r, b, factors[0].T, beta=-1, alpha=2)
+
     def check(self, x: Tensor) -> None:
         super().check(x)
         if x.dim() != 2:
@@ -82,6 +85,32 @@ class MonotoneMatrix(MonotoneOperator):
 
     def extra_repr(self) -> str:
         return f"{len(self.A)}, margin={self.margin:g}"
+
+
+class _Gram(torch.autograd.Function):
+    """`B - B^T - A^T A`, whose gradient in `A` is one product, not two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(A: Tensor, B: Tensor) -> Tensor:
+        return torch.addmm(B - B.T, A.T, A, alpha=-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], _output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+        (A,) = ctx.saved_tensors
+        return -A @ (g + g.T), g - g.T
+
+    @staticmethod
+    def jvp(ctx: Any, dA: Tensor, dB: Tensor) -> Tensor:
+        (A,) = ctx.saved_tensors
+        half: Tensor = dA.T @ A
+        return dB - dB.T - half - half.T
 
 
 def _shifted(matrix: Tensor, p: float) -> Tensor:

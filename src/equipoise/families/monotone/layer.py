@@ -76,8 +76,8 @@ class MonotoneDense(MonotoneLayer):
         splitting: The map whose equilibrium is found: `peaceman-rachford`, `douglas-rachford` (both
             contract with any step size), `forward-backward` (with one that is small enough) or
             `none`, the equation itself, which may be found by Anderson's method or not at all.
-        step_size: `a` of the splitting; `auto` is about `1/sqrt(m L)`, and `m/L^2` with a proven
-            bound `L` of `|I - W|` for `forward-backward`.
+        step_size: `a` of the splitting; `auto` is `m/L^2` with a proven bound `L` of
+            `|I - W|` for `forward-backward`, and between `1/L` and `1/m` for the others.
         bias: Whether there is `b`.
         **solve: `solver`, `gradient`, `tolerance`, `max_steps`, `on_failure`, `stop`,
             `eval_options`; see `SolveOptions`.

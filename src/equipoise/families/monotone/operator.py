@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -121,11 +122,26 @@ class MonotoneOperator(nn.Module, ABC):
         """Return a proven upper bound of the norm of a map with these weights."""
 
     @abstractmethod
-    def spread(self, weights: OperatorWeights) -> Tensor:
-        """Return about the norm of `I - W`: `m` and twice the root mean square of the rest.
+    def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
+        """Return the convolutions on the diagonal of `W`, of shape (channels, channels, h, w)."""
 
-        For random matrices that is what the largest singular value tends to.
+    def typical_step_size(self, weights: OperatorWeights) -> float:
+        """Return a step size with which splittings that converge with any are fast.
+
+        `1/sqrt(M L)`, with about the norm of `I - W` for `L` and the geometric mean of its smallest
+        and its mean real part for `M`. For random matrices the largest singular value is about
+        twice the root mean square.
         """
+        m, sizes = self.margin, []
+        for kernel in self.blocks(weights):
+            channels, height, width = len(kernel), *kernel.shape[2:]
+            trace = float(kernel[:, :, height // 2, width // 2].diagonal().sum())
+            square = float(torch.linalg.vector_norm(kernel)) ** 2
+            rest = square - 2 * (1 - m) * trace + (1 - m) ** 2 * channels  # |W - (1 - m) I|^2
+            norm = m + 2 * math.sqrt(max(rest, 0.0) / channels)
+            sizes.append(norm * math.sqrt(m * max(1 - trace / channels, m)))
+        largest = max(sizes)
+        return 1 / math.sqrt(largest) if largest < math.inf else 1.0  # which NaN gives as well
 
     @abstractmethod
     def factor(self, weights: OperatorWeights, a: float, c: Tensor) -> OperatorWeights:
@@ -134,6 +150,10 @@ class MonotoneOperator(nn.Module, ABC):
     @abstractmethod
     def resolve_with(self, factors: OperatorWeights, b: Tensor, *, transpose: bool) -> Tensor:
         """Return `(I + a (I - W))^-1 b`, or the product with its transpose."""
+
+    def reflect_with(self, factors: OperatorWeights, b: Tensor, r: Tensor) -> Tensor:
+        """Return `2 (I + a (I - W))^-1 b - r`, not recorded."""
+        return self.resolve_with(factors, b, transpose=False).mul_(2).sub_(r)
 
     def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
         """Return `W z + c`."""

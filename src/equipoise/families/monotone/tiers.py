@@ -203,10 +203,8 @@ class MonotoneTiers(MonotoneOperator):
             blocks[tier + 1, tier] += lead * Q[tier]
         return dense_norm(blocks)
 
-    def spread(self, weights: OperatorWeights) -> Tensor:
-        rest = self._split(self.combined(weights, 1 - self.margin, -1.0)).K
-        sizes = [torch.linalg.vector_norm(one) / math.sqrt(len(one)) for one in rest]
-        return self.margin + 2 * torch.stack(sizes).amax()
+    def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
+        return self._split(weights).K
 
     def factor(self, weights: OperatorWeights, a: float, c: Tensor) -> OperatorWeights:
         own = self._split(weights)
