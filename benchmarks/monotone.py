@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneLayer
@@ -199,6 +200,24 @@ def compare(name: str, layer: MonotoneLayer, contestant: PeacemanRachford, x: Te
     )
 
 
+def trained(batch: int, steps: int = 300) -> tuple[MonotoneDense, Tensor]:
+    """Return a layer after some training on scikit-learn's digits, and samples of these."""
+    torch.manual_seed(0)
+    digits = load_digits()
+    images = torch.from_numpy(digits.data).float() / 16
+    labels = torch.from_numpy(digits.target)
+    layer, head = MonotoneDense(64, 512, tolerance=1e-2), nn.Linear(512, 10)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], lr=3e-3)
+    for _ in range(steps):
+        rows = torch.randint(len(images), (batch,))
+        optimizer.zero_grad()
+        F.cross_entropy(head(layer(images[rows])), labels[rows]).backward()
+        optimizer.step()
+    made = MonotoneDense(64, 512, tolerance=1e-5, max_steps=500)
+    made.load_state_dict(layer.state_dict())
+    return made, images[:batch]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -218,6 +237,8 @@ def main() -> None:
         x = torch.randn(batch, 784)
         name = f"dense, 512, m = {margin:g}, {size:g} times torch's weights"
         compare(name, layer, DenseContestant(layer, tolerance), x)
+    layer, x = trained(batch)
+    compare("dense, 512, m = 1, trained on digits", layer, DenseContestant(layer, tolerance), x)
     for size in (1.0, 8.0):
         torch.manual_seed(0)
         layer = MonotoneConv2d(3, 81, padding="circular", tolerance=tolerance, max_steps=500)
