@@ -155,3 +155,18 @@ def test_models_have_the_published_sizes(name, count):
 def test_bad_input_is_refused_in_one_sentence(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [MonotoneConv2d(1, 2), MonotoneMultiTier(1, (2, 3), (8, 8))],
+    ids=["convolution", "tiers"],
+)
+@torch.no_grad()
+def test_solve_starts_at_the_last_state_but_at_no_output(layer):
+    x = torch.randn(2, 1, 8, 8)
+    z = layer(x)
+    assert torch.equal(layer(x, layer.last.value), z)
+    assert not layer.last.steps.any()
+    with pytest.raises(ValueError, match=r"z0 must be a state of shape .*layer\.last\.value"):
+        layer(x, z)

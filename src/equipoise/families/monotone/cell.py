@@ -44,6 +44,7 @@ class MonotoneCell(Cell):
 
     linearize_keeps_graph = True
     splitting: Splitting
+    enlarged: bool = False  # whether it iterates enlarged states
 
     def __init__(
         self,
@@ -220,6 +221,8 @@ class ReflectionCell(MonotoneCell):
         step_size: `a`; `auto` lies between `1/L` and `1/m`.
         fraction: `t`: 1 is Peaceman-Rachford, 1/2 Douglas-Rachford.
     """
+
+    enlarged = True
 
     def __init__(
         self,

@@ -203,6 +203,10 @@ class MonotoneConvolution(MonotoneOperator):
     def enlarges(self) -> bool:
         return self.frame > 0
 
+    def state_shape(self, x: Tensor, *, enlarged: bool) -> tuple[int, ...]:
+        more = 2 * self.frame * enlarged
+        return (len(self.A), x.shape[2] + more, x.shape[3] + more)
+
     def enlarge(self, c: Tensor) -> Tensor:
         return F.pad(c, (self.frame,) * 4) if self.frame else c.contiguous()
 

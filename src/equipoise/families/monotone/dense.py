@@ -78,6 +78,9 @@ class MonotoneMatrix(MonotoneOperator):
     def reflect_with(self, factors: OperatorWeights, b: Tensor, r: Tensor) -> Tensor:
         return torch.addmm(r, b, factors[0].T, beta=-1, alpha=2)
 
+    def state_shape(self, x: Tensor, *, enlarged: bool) -> tuple[int, ...]:
+        return (len(self.A),)
+
     def check(self, x: Tensor) -> None:
         super().check(x)
         if x.dim() != 2:

@@ -47,7 +47,7 @@ class MonotoneLayer(Equilibrium):
         return self.cell.margin
 
     def check(self, x: Tensor, z0: Tensor | None = None) -> None:
-        """Raise unless `x` is an input of this layer."""
+        """Raise unless `x` is an input of this layer, and `z0` a state to start at."""
         name, wanted = type(self).__name__, self.input_shape
         given: object = x
         if not isinstance(given, Tensor):
@@ -58,6 +58,18 @@ class MonotoneLayer(Equilibrium):
         if not fits:
             shape = ", ".join(map(str, wanted))
             raise SettingError(f"{name} input", f"have shape ({shape})", tuple(x.shape))
+        if z0 is None:
+            return
+        cell, start = self.cell, getattr(z0, "shape", None)
+        state = (len(x), *cell.operator.state_shape(x, enlarged=cell.enlarged))
+        if start is None or tuple(start) != state:
+            raise SettingError(
+                f"{name} z0",
+                f"be a state of shape {state}",
+                z0,
+                "States of splittings differ from outputs: take layer.last.value.",
+                got=type(z0).__name__ if start is None else f"shape {tuple(start)}",
+            )
 
 
 class MonotoneDense(MonotoneLayer):

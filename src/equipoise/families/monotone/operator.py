@@ -177,6 +177,10 @@ class MonotoneOperator(nn.Module, ABC):
         """Return weights of maps that add up to the derivative of `W` along `tangents`."""
         return [tangents]
 
+    @abstractmethod
+    def state_shape(self, x: Tensor, *, enlarged: bool) -> tuple[int, ...]:
+        """Return the shape of one sample's state, or of an enlarged one, for inputs like `x`."""
+
     def enlarge(self, c: Tensor) -> Tensor:
         """Return a state as an enlarged one; by default there is no difference."""
         return c

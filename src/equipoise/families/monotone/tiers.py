@@ -241,12 +241,18 @@ class MonotoneTiers(MonotoneOperator):
 
     def _images(self, z: Tensor, *, framed: bool) -> list[Tensor]:
         """The tiers of a state, or of an enlarged one."""
-        shapes = [
+        shapes = self._shapes(framed=framed)
+        parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
+        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def _shapes(self, *, framed: bool) -> list[tuple[int, int, int]]:
+        return [
             (own, size[0] + 2 * framed, size[1] + 2 * framed)
             for own, size in zip(self.channels, self.sizes, strict=True)
         ]
-        parts = torch.split(z, [math.prod(shape) for shape in shapes], dim=1)
-        return [part.reshape(-1, *shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def state_shape(self, x: Tensor, *, enlarged: bool) -> tuple[int, ...]:
+        return (sum(math.prod(shape) for shape in self._shapes(framed=enlarged)),)
 
     @property
     def enlarges(self) -> bool:
