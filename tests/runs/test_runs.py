@@ -188,7 +188,11 @@ def test_resume_with_what_must_not_change_is_refused(run, setting, reason):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("classes", [[], ["data.classes=[0, 1, 2]"]])
+@pytest.mark.parametrize(
+    "classes",
+    [[], ["data.classes=[0, 1, 2]"], ["data.classes=[1, 0, 2, 3, 4, 5, 6, 7, 8, 9]"]],
+    ids=["same", "fewer", "reordered"],
+)
 def test_run_starts_from_the_weights_of_another(run, tmp_path, monkeypatch, capsys, classes):
     begun: list[dict[str, torch.Tensor]] = []
 
@@ -206,9 +210,9 @@ def test_run_starts_from_the_weights_of_another(run, tmp_path, monkeypatch, caps
     for started in begun:
         assert [name for name in started if not torch.equal(started[name], weights[name])] == new
     config = load_config(folder)
-    assert config.model.options["num_classes"] == (3 if classes else 10)
+    assert config.model.options["num_classes"] == (3 if "2]" in str(classes) else 10)
     assert config.train.epochs == 2
-    rest = f"; new are {', '.join(new)}" if new else ""
+    rest = f"; new are {', '.join(new)}, since the classes differ" if new else ""
     told = f"starting from the weights of {source}{rest}"
     assert capsys.readouterr().err.count(told + "\n") == 2
 
@@ -222,6 +226,45 @@ def test_weights_to_start_from_must_be_there_and_of_this_model(run, tmp_path, ca
         assert main(["train", *words, "--output", str(folder), "--from-weights"]) == 2
         assert re.search(reason, capsys.readouterr().err)
         assert not folder.exists()
+
+
+LANGUAGE_MODEL = """
+import torch
+from equipoise.models import Model
+
+
+class Net(Model):
+    def __init__(self, *, num_classes=4):
+        super().__init__()
+        self.name = "net"
+        self.first = torch.nn.Embedding(num_classes, 4)
+        self.last = torch.nn.Linear(4, num_classes)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+"""
+
+
+def test_weights_for_another_vocabulary_are_refused(tmp_path, capsys):
+    (tmp_path / "own.py").write_text(LANGUAGE_MODEL)
+    for name, letters in (("before", "abc"), ("after", "xyz")):
+        (tmp_path / name).mkdir()
+        for split in ("train", "test"):
+            (tmp_path / name / f"{split}.txt").write_text(letters * 30)
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[model]\nname = "{tmp_path}/own.py:Net"\n[data]\nname = "text"\n'
+        'options = { length = 5, tokens = "characters" }\n[train]\nepochs = 1\n'
+    )
+    words = ["train", "--quiet", "--data-root"]
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    assert main([*words, str(tmp_path / "before"), str(config), "--output", first]) == 0
+    capsys.readouterr()
+    after = [*words, str(tmp_path / "after"), first, "--output", second, "--from-weights"]
+    assert main([*after, "--trust"]) == 2
+    told = capsys.readouterr().err
+    assert "The vocabulary of the text must be that of" in told
+    assert "got 4 tokens, of which 1 are among its 4." in told
 
 
 def test_run_without_weights_says_so(run, tmp_path):

@@ -128,9 +128,9 @@ def prepare(
     transform, plain = make_transforms(config.data, samples.train)
     try_out(model, task, samples.watched, plain)
     if config.model.weights and not (folder and _has_checkpoints(folder)):
-        new = load_initial_weights(model, Path(config.model.weights))
-        rest = f"; new are {', '.join(new)}" if new else ""
-        progress.note(f"starting from the weights of {config.model.weights}{rest}")
+        source = Path(config.model.weights)
+        told = load_initial_weights(model, source, config, task, samples.train)
+        progress.note(f"starting from the weights of {told}")
     trainer = Trainer(
         model,
         task,

@@ -29,7 +29,7 @@ from equipoise.runs.config import Config, load_config
 from equipoise.runs.own_code import CodeWarning, describe_change, find_changed_code
 from equipoise.runs.samples import load_part, require_alike
 
-__all__ = ["Run", "certify_run", "evaluate_run", "open_run"]
+__all__ = ["Run", "certify_run", "evaluate_run", "open_run", "read_about"]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def open_run(folder: Path, *, trust: bool = False) -> Run:
         )
     weights, state = read_checkpoint(path)
     try:
-        about = _about(state["data"])
+        about = read_about(state["data"])
         resolve(config, about)
         model = make_model(config)
         load_weights(model, weights)
@@ -161,8 +161,12 @@ def evaluate_run(
     )
 
 
-def _about(values: dict[str, Any]) -> Dataset:
-    """The data set that a model was trained on, without samples."""
+def read_about(values: dict[str, Any]) -> Dataset:
+    """Return the data set that a model was trained on, without samples, or raise `ValueError`.
+
+    Args:
+        values: What is kept of it with the weights.
+    """
     kinds = {"name": str, "task": str, "classes": list, "shape": list, "ignore": int | None}
     odd = [name for name, kind in kinds.items() if not isinstance(values[name], kind)]
     columns = values.get("columns", [])  # only tables have them

@@ -42,6 +42,7 @@ class Task(ABC):
             has must mean the same metric.
         answer_type: The kind of its answers.
         data_kinds: The kinds of data (`Dataset.task`) for which it is the task `auto`.
+        learns_classes: Whether outputs mean the classes of the data, in their order.
         reads_text: Whether predictions are for text files, and the classes are a vocabulary.
         takes_whole_images: Whether predictions are for images of any size that the model can take,
             and not for images brought to the size of the training data.
@@ -53,6 +54,7 @@ class Task(ABC):
     metrics: ClassVar[tuple[Metric, ...]]
     answer_type: ClassVar[type[Answer]]
     data_kinds: ClassVar[tuple[str, ...]] = ()
+    learns_classes: ClassVar[bool] = True
     reads_text: ClassVar[bool] = False
     takes_whole_images: ClassVar[bool] = False
     takes_mixed_targets: ClassVar[bool] = False
