@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_weight
 
 from equipoise.core.validate import SettingError, require_count, require_size
 from equipoise.families.monotone.convolution import (
@@ -23,13 +22,22 @@ from equipoise.families.monotone.convolution import (
 )
 from equipoise.families.monotone.operator import MonotoneOperator
 from equipoise.families.monotone.resolvent import invert
+from equipoise.families.monotone.tier_maps import (
+    FRAME,
+    convolve,
+    follow,
+    grow,
+    kernel_gradient,
+    lead,
+    shrink,
+    woodbury,
+)
 from equipoise.operators import convolution_bound, dense_norm
 from equipoise.operators.operator import OperatorWeights
 
 __all__ = ["MonotoneTiers", "TierInput"]
 
 SIDE = 3
-FRAME = (1, 1, 1, 1)
 
 
 class _Weights(NamedTuple):
@@ -138,12 +146,12 @@ class MonotoneTiers(MonotoneOperator):
         found = []
         below = None
         for tier, image in enumerate(images):
-            value = _convolve(image, own.K[tier], framed=framed)
+            value = convolve(image, own.K[tier], framed=framed)
             if below is not None:
-                value = value + _follow(below, own.Q[tier - 1], framed=framed)
+                value = value + follow(below, own.Q[tier - 1], framed=framed)
             if tier + 1 < len(images):
-                below = _shrink(image, own.N[tier], framed=framed)
-                value = value + _grow(below, own.G[tier], image, framed=framed)
+                below = shrink(image, own.N[tier], framed=framed)
+                value = value + grow(below, own.G[tier], image, framed=framed)
             found.append(value)
         return _flat(found)
 
@@ -157,12 +165,12 @@ class MonotoneTiers(MonotoneOperator):
         own, images = self._split(weights), self._images(z, framed=framed)
         found = []
         for tier, image in enumerate(images):
-            value = _convolve(image, own.K[tier], framed=framed)
+            value = convolve(image, own.K[tier], framed=framed)
             if tier + 1 < len(images):
-                above = _lead(images[tier + 1], own.Q[tier], framed=framed)
-                value = value + _grow(above, own.N[tier], image, framed=framed)
-                down = _shrink(image, own.G[tier], framed=framed)
-                value = value + _grow(down, own.N[tier], image, framed=framed)
+                above = lead(images[tier + 1], own.Q[tier], framed=framed)
+                value = value + grow(above, own.N[tier], image, framed=framed)
+                down = shrink(image, own.G[tier], framed=framed)
+                value = value + grow(down, own.N[tier], image, framed=framed)
             found.append(value)
         return _flat(found)
 
@@ -171,16 +179,16 @@ class MonotoneTiers(MonotoneOperator):
         images, others = self._images(z, framed=True), self._images(v, framed=True)
         K, N, G, Q = [], [], [], []
         for tier, (image, other) in enumerate(zip(images, others, strict=True)):
-            K.append(_kernel_gradient(image, own.K[tier], other))
+            K.append(kernel_gradient(image, own.K[tier], other))
             if tier + 1 == len(images):
                 break
-            down = _shrink(image, own.N[tier], framed=True)
-            back = _shrink(other, own.G[tier], framed=True)
-            back = back + _lead(others[tier + 1], turned(own.Q[tier]), framed=True)
-            N.append(_kernel_gradient(image, own.N[tier], back, stride=2))
-            G.append(_kernel_gradient(other, own.G[tier], down, stride=2))
+            down = shrink(image, own.N[tier], framed=True)
+            back = shrink(other, own.G[tier], framed=True)
+            back = back + lead(others[tier + 1], turned(own.Q[tier]), framed=True)
+            N.append(kernel_gradient(image, own.N[tier], back, stride=2))
+            G.append(kernel_gradient(other, own.G[tier], down, stride=2))
             next_frame = F.pad(down, (0, 1, 0, 1))
-            Q.append(_kernel_gradient(next_frame, own.Q[tier], others[tier + 1]))
+            Q.append(kernel_gradient(next_frame, own.Q[tier], others[tier + 1]))
         return (*K, *N, *G, *Q)
 
     def directions(
@@ -198,9 +206,9 @@ class MonotoneTiers(MonotoneOperator):
         own = self._split(weights)
         K, N, G, Q = ([convolution_bound(one) for one in group] for group in own)
         blocks = torch.diag(torch.stack(K))
-        for tier, lead in enumerate(N):
-            blocks[tier, tier] += lead * G[tier]
-            blocks[tier + 1, tier] += lead * Q[tier]
+        for tier, norm in enumerate(N):
+            blocks[tier, tier] += norm * G[tier]
+            blocks[tier + 1, tier] += norm * Q[tier]
         return dense_norm(blocks)
 
     def blocks(self, weights: OperatorWeights) -> Sequence[Tensor]:
@@ -214,7 +222,7 @@ class MonotoneTiers(MonotoneOperator):
             inverse = invert(frequency_matrices(centred(-a * kernel, 1 + a), (height, width)))
             fine.append(inverse)
             if tier < len(own.N):
-                coarse.append(_woodbury(inverse, own.N[tier], (height, width), a))
+                coarse.append(woodbury(inverse, own.N[tier], (height, width), a))
         return (*fine, *own.N, *coarse, *(a * kernel for kernel in own.Q))
 
     def resolve_with(self, factors: OperatorWeights, b: Tensor, *, transpose: bool) -> Tensor:
@@ -224,17 +232,16 @@ class MonotoneTiers(MonotoneOperator):
         for tier in reversed(tiers) if transpose else tiers:
             value = images[tier]
             if not transpose and tier > 0:
-                below = _shrink(found[tier - 1], own.N[tier - 1], framed=True)
-                value = value + _follow(below, own.Q[tier - 1], framed=True)
+                below = shrink(found[tier - 1], own.N[tier - 1], framed=True)
+                value = value + follow(below, own.Q[tier - 1], framed=True)
             if transpose and tier < tiers[-1]:
-                above = _lead(found[tier + 1], turned(own.Q[tier]), framed=True)
-                value = value + _grow(above, own.N[tier], value, framed=True)
+                above = lead(found[tier + 1], turned(own.Q[tier]), framed=True)
+                value = value + grow(above, own.N[tier], value, framed=True)
             value = filter_image(own.K[tier], value, transpose=transpose)
             if tier < tiers[-1]:
-                lead = own.N[tier]
-                inner = _shrink(value, lead, framed=True)
+                inner = shrink(value, own.N[tier], framed=True)
                 inner = filter_image(own.G[tier], inner, transpose=transpose)
-                inner = _grow(inner, lead, value, framed=True)
+                inner = grow(inner, own.N[tier], value, framed=True)
                 value = value - filter_image(own.K[tier], inner, transpose=transpose)
             found[tier] = value
         return _flat([found[tier] for tier in tiers])
@@ -311,72 +318,3 @@ def _kernel(into: int, out: int) -> Tensor:
 
 def _flat(images: Sequence[Tensor]) -> Tensor:
     return torch.cat([image.flatten(1) for image in images], dim=1)
-
-
-def _convolve(z: Tensor, kernel: Tensor, *, framed: bool) -> Tensor:
-    """A convolution that keeps the size."""
-    half = kernel.shape[2] // 2
-    if not framed:
-        return F.conv2d(z, kernel, padding=half)
-    return F.conv2d(F.pad(z, (half,) * 4, mode="circular"), kernel)
-
-
-def _shrink(z: Tensor, kernel: Tensor, *, framed: bool) -> Tensor:
-    """`N z`: a convolution of stride 2, about even pixels of the frame."""
-    padded = F.pad(z, FRAME, mode="circular") if framed else F.pad(z, (2, 2, 2, 2))
-    return F.conv2d(padded, kernel, stride=2)
-
-
-def _grow(y: Tensor, kernel: Tensor, like: Tensor, *, framed: bool) -> Tensor:
-    """`N^T y`, of the size of `like`."""
-    height, width = like.shape[2:]
-    found = F.conv_transpose2d(y, kernel, stride=2)
-    if not framed:
-        return found[:, :, 2 : height + 2, 2 : width + 2]
-    # The first row and column are those before the frame, which are its last.
-    found = found[:, :, 1:] + F.pad(found[:, :, :1], (0, 0, height - 1, 0))
-    return found[..., 1:] + F.pad(found[..., :1], (width - 1, 0))
-
-
-def _follow(y: Tensor, kernel: Tensor, *, framed: bool) -> Tensor:
-    """What follows `N` on the coarser tier, whose frame has one row and column more."""
-    y = F.pad(y, (0, 1, 0, 1))
-    return _convolve(y, kernel, framed=True) if framed else F.conv2d(y, kernel)
-
-
-def _lead(z: Tensor, kernel: Tensor, *, framed: bool) -> Tensor:
-    """The adjoint of `_follow`, given the turned kernel."""
-    found = _convolve(z, kernel, framed=True) if framed else F.conv2d(z, kernel, padding=2)
-    return found[:, :, :-1, :-1]
-
-
-def _kernel_gradient(z: Tensor, kernel: Tensor, v: Tensor, stride: int = 1) -> Tensor:
-    """The gradient of `<v, K z>` in the kernel, on images that are periodic."""
-    half = kernel.shape[2] // 2
-    padded = F.pad(z, (half,) * 4, mode="circular")
-    found: Tensor = conv2d_weight(padded, kernel.shape, v, stride=stride)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _woodbury(inverse: Tensor, kernel: Tensor, size: tuple[int, int], a: float) -> Tensor:
-    """`(I/a + N P^-1 N^T)^-1` at the frequencies of the coarser tier, given `P^-1`.
-
-    Taking every other pixel adds up four frequencies of the finer tier.
-    """
-    height, width = size
-    columns = width // 2 + 1
-    half = frequency_matrices(kernel, size)
-    whole = half @ inverse @ half.mH
-    y = torch.arange(height // 2, device=kernel.device)[:, None]
-    x = torch.arange(width // 4 + 1, device=kernel.device)
-    total = torch.zeros((), dtype=whole.dtype, device=whole.device)
-    for p in (y, y + height // 2):
-        for q in (x, x + width // 2):
-            mirrored = q > width // 2  # beyond the half that a real transform keeps
-            row = torch.where(mirrored, -p % height, p)
-            column = torch.where(mirrored, width - q, q)
-            found = whole[(row * columns + column).flatten()]
-            flip = mirrored.expand(len(y), -1).flatten()[:, None, None]
-            total = total + torch.where(flip, found.conj(), found)
-    identity = torch.eye(len(kernel), dtype=whole.dtype, device=whole.device)
-    return invert(identity / a + total / 4)
