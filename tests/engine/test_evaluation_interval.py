@@ -50,8 +50,23 @@ def test_patience_counts_evaluations_and_the_best_weights_are_scored_on_all(tmp_
     assert summary.validation["samples"] == 20
     # What was scored are the weights in the file, which are those of the best evaluation.
     about = read_checkpoint(tmp_path / "model.safetensors")[1]
-    assert about["epoch"] == best + 1
+    assert about["epoch"] == summary.kept_epoch == best + 1
     assert trainer.evaluate(trainer.train).metrics["miou"] == summary.validation["miou"]
+
+
+def test_last_epoch_is_scored_before_the_best_weights_are_chosen(tmp_path: Path) -> None:
+    """Between evaluations, too: else the weights of the first epoch would be kept."""
+    options: dict[str, Any] = {"held_out": True, "evaluate_every": 9}
+    expected = make(tmp_path / "last", epochs=3, **options)
+    last = expected.fit()
+    trainer = make(tmp_path / "best", epochs=3, patience=2, **options)
+    summary = trainer.fit()
+    assert torch.equal(weights(trainer), weights(expected))
+    assert summary.validation == last.validation
+    assert summary.kept_epoch == last.kept_epoch == 3
+    kept, about = read_checkpoint(tmp_path / "best" / "model.safetensors")
+    assert about["epoch"] == 3
+    assert all(torch.equal(kept[name], each) for name, each in trainer.model.state_dict().items())
 
 
 @pytest.mark.parametrize("patience", [0, 5])

@@ -27,6 +27,7 @@ def summary(score, metric="accuracy", **changes):
     return Summary(
         "finished",
         1,
+        1,
         2,
         0.1,
         {"total": 3},

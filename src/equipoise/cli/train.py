@@ -141,6 +141,11 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
         f"finished{early} after {count(summary.epochs, 'epoch')}, "
         f"{count(summary.steps, 'step')} and {summary.seconds:.1f} s"
     )
+    if summary.kept_epoch != summary.epochs:
+        print(
+            f"the weights of epoch {summary.kept_epoch} were kept, the best on held-out samples; "
+            "scores are theirs"
+        )
     if summary.skipped:
         print(f"{count(summary.skipped, 'step')} skipped, because a solve diverged or met NaN")
     if summary.bad_samples:

@@ -34,6 +34,8 @@ class RunProgress:
         first_loss: The loss of the first step that was made.
         best: The best score so far.
         waited: Evaluations since then.
+        kept_epoch: Epochs that were over when the weights that are kept were there.
+        kept_step: Their step.
         ranking: The best scores and the steps of their checkpoints, the best first.
         seconds: Time that the run has taken.
         epoch_seconds: Time that it had taken when the present epoch began.
@@ -56,6 +58,8 @@ class RunProgress:
     first_loss: float | None = None
     best: float | None = None
     waited: int = 0
+    kept_epoch: int = 0
+    kept_step: int = 0
     ranking: list[list[float]] = field(default_factory=list)
     seconds: float = 0.0
     epoch_seconds: float = 0.0
@@ -142,6 +146,8 @@ class RunProgress:
             "epoch_skipped",
             "skipped_in_a_row",
             "waited",
+            "kept_epoch",
+            "kept_step",
             "log",
             "updates",
         ):

@@ -69,7 +69,10 @@ class Scorer:
             return 0
         every = self.settings.evaluate_every
         after = epochs // every - self.position.epoch // every
-        last = len(self.dataset) if self.sample is not None or epochs % every else 0
+        if self.settings.patience and epochs % every:
+            after += 1  # the last epoch, before the best one is chosen
+        unscored = epochs % every and not self.settings.patience
+        last = len(self.dataset) if self.sample is not None or unscored else 0
         return after * len(self.dataset if self.sample is None else self.sample) + last
 
     def end_epoch(self, evaluate: Evaluate) -> dict[str, Any]:
@@ -89,16 +92,30 @@ class Scorer:
             position.rank(score, higher=higher, keep=self.settings.checkpoint_best)
         if better or not self.settings.patience or not self.state.kept:
             self._remember(scores)
+            position.kept_epoch, position.kept_step = position.epoch + 1, position.step
             if self.settings.patience:
                 self.state.keep()
-            about = {
-                "epoch": position.epoch + 1,
-                "step": position.step,
-                self.split: position.test,
-                "data": self.about,
-            }
-            self.store.write_weights(self.state.model.state_dict(), about)
+            self._write()
         return {self.split: scores.to_dict()} if scores else {}
+
+    def score_last(self, evaluate: Evaluate) -> None:
+        """Score the weights of the last epoch, if only the best are kept and that was not due.
+
+        No checkpoint knows of it, so that a run that is resumed with more epochs has the bits of
+        one that had them from the start.
+
+        Args:
+            evaluate: Scores a data set with the present weights.
+        """
+        position, last = self.position, self.position.epoch - 1
+        if not self.settings.patience or self.dataset is None or last < 0 or self.is_due(last):
+            return
+        scores = evaluate(self.dataset if self.sample is None else self.sample)
+        score = scores.metrics[self.metric.name]
+        if position.judge(score, higher=self.metric.higher_is_better):
+            self._remember(scores)
+            position.kept_epoch, position.kept_step = position.epoch, position.step
+            self.state.keep()
 
     def finish(self, evaluate: Evaluate) -> None:
         """Score the weights that are kept on all samples, where that was not done after an epoch.
@@ -108,6 +125,18 @@ class Scorer:
         """
         if self.dataset is not None and (self.sample is not None or not self.position.test):
             self._remember(evaluate(self.dataset))
+        if self.settings.patience:
+            self._write()
+
+    def _write(self) -> None:
+        """Write the present weights as those to use."""
+        about = {
+            "epoch": self.position.kept_epoch,
+            "step": self.position.kept_step,
+            self.split: self.position.test,
+            "data": self.about,
+        }
+        self.store.write_weights(self.state.model.state_dict(), about)
 
     def _remember(self, scores: Evaluation | None) -> None:
         """Note the scores of the weights that are kept."""

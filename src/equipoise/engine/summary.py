@@ -16,11 +16,13 @@ class Summary:
     Attributes:
         stopped: `finished`, or `early` where the score on held-out samples no longer got better.
         epochs: Epochs that were made.
+        kept_epoch: The one whose weights were kept, counted from 1: the last, unless the run keeps
+            the best.
         steps: Steps that were made, skipped ones among them.
         seconds: Time of the run, before it was resumed too.
         parameters: Numbers of weights.
         metric: The name of the task's score.
-        train: Means over the last epoch.
+        train: Means over the last epoch that was made, while its steps were made.
         validation: Scores of the weights that were kept on samples held out of the training data;
             empty if there were none.
         test: Scores of the weights that were kept on the test samples, with `samples` and `missed`.
@@ -34,6 +36,7 @@ class Summary:
 
     stopped: str
     epochs: int
+    kept_epoch: int
     steps: int
     seconds: float
     parameters: Mapping[str, int]

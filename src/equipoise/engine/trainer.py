@@ -207,6 +207,8 @@ class Trainer:
                 self.store.save(log, self._elapsed())
                 if not self._is_over() and group.any(stop_requested()):
                     raise self._interrupted()
+            with self.average.applied() if self.average else nullcontext():
+                self.scorer.score_last(self._evaluate)
             self.state.finish()
             self.scorer.finish(self._evaluate)
             return self._summary()
@@ -408,6 +410,7 @@ class Trainer:
         return Summary(
             stopped="finished" if self._is_over() else "early",
             epochs=position.epoch,
+            kept_epoch=position.kept_epoch,
             steps=position.step,
             seconds=self._elapsed(),
             parameters=count_parameters(self.model),
