@@ -28,6 +28,7 @@ from published import (
 from torch.utils.data import DataLoader
 
 from equipoise.data import DATASETS, DataError, list_data, load_data
+from equipoise.data.image import find_other_size, read_image
 from equipoise.data.svhn import read_mat
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
@@ -223,6 +224,38 @@ def test_image_folder_makes_three_channels_of_every_mode(mode: str, tmp_path: Pa
     x, _ = load_data("image-folder", root=tmp_path)[0]
     assert x.shape == (3, 3, 4)
     assert x.min() >= 254
+
+
+def test_images_are_read_as_a_viewer_shows_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+
+    def red(image: Image.Image, **options: object) -> list[list[int]]:
+        image.save(path, **options)
+        return read_image(path)[0].tolist()
+
+    grey = np.array([[0, 257, 40000, 65535]], np.uint16)
+    assert red(Image.fromarray(grey)) == [[0, 1, 156, 255]]
+    Image.fromarray(grey.astype(np.int32)).save(tmp_path / "a.pgm")
+    assert read_image(tmp_path / "a.pgm")[0].tolist() == [[0, 1, 156, 255]]
+    # Transparent, half transparent and opaque pixels of 100 on white.
+    for mode, colour in (("RGBA", [100, 100, 100]), ("LA", [100])):
+        pixels = np.array([[[*colour, alpha] for alpha in (0, 51, 255)]], np.uint8)
+        assert red(Image.fromarray(pixels, mode)) == [[255, 224, 100]]
+    byte = Image.fromarray(np.array([[7, 9, 11]], np.uint8))
+    assert red(byte, transparency=9) == [[7, 255, 11]]
+    palette = byte.convert("P")
+    assert red(palette, transparency=11) == [[7, 9, 255]]
+    for turn, expected in ((3, [[11, 9, 7]]), (6, [[7], [9], [11]]), (8, [[11], [9], [7]])):
+        exif = Image.Exif()
+        exif[274] = turn
+        assert red(byte, exif=exif) == expected
+    exif[274] = 8
+    upright = tmp_path / "b.png"
+    Image.new("L", (1, 3)).save(upright)
+    assert find_other_size([path, upright]) is None
+    path.write_bytes(b"Pf\n1 1\n-1.0\n" + np.float32(0.5).tobytes())
+    with pytest.raises(DataError, match="floating-point numbers, whose range is not known"):
+        read_image(path)
 
 
 def test_image_folder_brings_images_to_one_size(tmp_path: Path) -> None:

@@ -80,7 +80,10 @@ def _raise(error: OSError) -> None:
 
 
 def read_image(path: Path, size: Size = None) -> Tensor:
-    """Return an image as bytes of shape (3, height, width).
+    """Return an image as bytes of shape (3, height, width), as a viewer would show it.
+
+    It is turned as its EXIF orientation says, what is transparent in it is laid on white, and grey
+    values of 16 bits become bytes by `v / 257`, which is linear and takes 65535 to 255.
 
     Args:
         path: The file.
@@ -88,7 +91,7 @@ def read_image(path: Path, size: Size = None) -> Tensor:
             centre.
     """
     with data_errors_of(path):
-        return _pixels(_open(path), size)
+        return _pixels(path, _open(path), size)
 
 
 def find_shape(paths: Iterable[Path], size: Size) -> tuple[int, ...]:
@@ -126,7 +129,8 @@ def find_other_size(paths: Sequence[Path]) -> tuple[tuple[int, int], tuple[int, 
                 image = pillow.open(file, formats=_FORMATS)
         except Exception:  # whatever a parser raises; whoever needs the image will say so
             continue
-        size = image.height, image.width
+        turned = "exif" in image.info and _orientation(image) >= 5
+        size = (image.width, image.height) if turned else (image.height, image.width)
         first = first or size
         if size != first:
             return first, size
@@ -143,7 +147,7 @@ def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple
     """
     with data_errors_of(path):
         image = _open(path)
-        pixels = _pixels(image, size)
+        pixels = _pixels(path, image, size)
     with data_errors_of(mask_path):
         mask = _open(mask_path)
         if mask.size != image.size:
@@ -162,13 +166,61 @@ def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple
         return pixels, torch.from_numpy(np.array(mask).astype(np.int64))
 
 
-def _pixels(image: Any, size: Size) -> Tensor:
+def _pixels(path: Path, image: Any, size: Size) -> Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about transparency, which is dropped
-        image = image.convert("RGB")
+        warnings.simplefilter("ignore")  # about transparency in palettes
+        image = _opaque(_eight_bits(path, image)).convert("RGB")
     if size is not None:
         image = _cover(image, size, _pillow().Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
+
+def _eight_bits(path: Path, image: Any) -> Any:
+    """An image whose channels are bytes; Pillow would clip larger numbers to 255."""
+    if image.mode == "F":
+        raise DataError(path, "is an image of floating-point numbers, whose range is not known")
+    if not image.mode.startswith("I"):
+        return image
+    values = np.array(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise DataError(path, "is an image of more than 16 bits, whose range is not known")
+    # Pillow notes the grey that a PNG declares transparent, but does not apply it to 16 bits.
+    values[values == image.info.get("transparency", -1)] = 65535
+    return _pillow().fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _opaque(image: Any) -> Any:
+    """An image laid on white where it is transparent."""
+    if "A" not in image.mode and "transparency" not in image.info:
+        return image
+    image = image.convert("RGBA")
+    white = _pillow().new("RGBA", image.size, (255, 255, 255, 255))
+    return _pillow().alpha_composite(white, image)
+
+
+def _upright(image: Any) -> Any:
+    """An image turned as its EXIF orientation says."""
+    ways = _pillow().Transpose
+    # EXIF 2.3, tag 274: 1 is upright, 5 to 8 exchange height and width.
+    turns = {
+        2: ways.FLIP_LEFT_RIGHT,
+        3: ways.ROTATE_180,
+        4: ways.FLIP_TOP_BOTTOM,
+        5: ways.TRANSPOSE,
+        6: ways.ROTATE_270,
+        7: ways.TRANSVERSE,
+        8: ways.ROTATE_90,
+    }
+    turn = turns.get(_orientation(image))
+    return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Any) -> int:
+    try:
+        value = image.getexif().get(274, 1)
+    except Exception:  # whatever a parser raises: a damaged tag says nothing about the pixels
+        return 1
+    return value if isinstance(value, int) else 1
 
 
 def _pillow() -> ModuleType:
@@ -198,7 +250,7 @@ def _open(path: Path) -> Any:
                 f"is an image of {image.width} x {image.height}; the limit is {MAX_PIXELS} pixels",
             )
         image.load()
-    return image
+        return _upright(image)
 
 
 def _cover(image: Any, size: tuple[int, int], filter_: Any) -> Any:
