@@ -25,6 +25,7 @@ ELSEWHERE = {
         "needs Ray, which is not installed for tests"
     ),
     "pip install": "needs a network",
+    "equipoise evaluate runs/from-a-friend": "tests/runs/test_own_code.py trusts a copied run",
 }
 
 

@@ -457,7 +457,7 @@ def test_every_registered_name_gives_a_working_object(x: Tensor) -> None:
         (found,) = torch.autograd.grad(layer(x).sum(), x)
         torch.testing.assert_close(found, torch.full_like(found, 2.0), rtol=1e-3, atol=1e-3)
     assert {"anderson", "newton", "gmres"} <= set(equipoise.SOLVERS)
-    assert set(equipoise.GRADIENTS) == {"implicit", "jacobian_free", "phantom", "unrolled"}
+    assert {"implicit", "jacobian_free", "phantom", "unrolled"} <= set(equipoise.GRADIENTS)
 
 
 def test_auto_solver_picks_conjugate_gradient_for_symmetric_cells(x: Tensor) -> None:

@@ -294,7 +294,7 @@ def test_stop_and_its_parts_are_not_given_together() -> None:
         ({"solver": Implicit()}, r"^solver must be a name or a Solver; got Implicit\.$"),
         (
             {"gradient": "implict"},
-            r"^gradient must be one of implicit, .*; got 'implict'\. Did you mean 'implicit'\?$",
+            r"^gradient must be one of .*implicit, .*; got 'implict'\. Did you mean 'implicit'\?$",
         ),
         (
             {"gradient": Implicit},
