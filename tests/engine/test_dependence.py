@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from equipoise import Cell, Equilibrium
 from equipoise.data import Dataset
-from equipoise.engine import TrainConfig, Trainer
+from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, read_metrics
 from equipoise.engine.tasks import LanguageModelling
 
 TOKENS, WIDTH = 7, 16
@@ -111,6 +111,41 @@ def test_trainer_refuses_a_sequence_model_across_the_batch_or_ahead_of_time(make
                 texts(length=length),
                 settings=TrainConfig(batch=6),
             )
+
+
+class Gated(nn.Module):
+    """What it must not see goes through a gate that begins at 0, and training opens it."""
+
+    def __init__(self, *, ahead: bool) -> None:
+        super().__init__()
+        self.ahead = ahead
+        self.embed = nn.Embedding(TOKENS, WIDTH)
+        self.gate = nn.Parameter(torch.zeros(()))
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        seen = h.roll(-1, 1) if self.ahead else h.roll(1, 0)
+        return self.head(h + self.gate * seen)
+
+
+@pytest.mark.parametrize(("ahead", "reason"), [(True, AHEAD), (False, ACROSS)])
+@pytest.mark.parametrize("scored", [True, False])
+def test_model_that_learns_to_see_too_much_gets_no_score(tmp_path, ahead, reason, scored):
+    torch.manual_seed(0)
+    trainer = Trainer(
+        Gated(ahead=ahead),
+        LanguageModelling(TOKENS),
+        texts(),
+        texts() if scored else None,
+        settings=TrainConfig(epochs=30, batch=6, evaluate_every=10),
+        optimizer=OptimizerConfig("adam", 0.05),
+        folder=tmp_path,
+    )
+    with pytest.raises(ValueError, match=reason):
+        trainer.fit()
+    assert not any("test" in line for line in read_metrics(tmp_path / "metrics.jsonl"))
+    assert (tmp_path / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize(

@@ -127,9 +127,7 @@ class Trainer:
         self.epochs = -(-self.steps // self.steps_per_epoch)
 
         self.model = model.to(self.group.device)
-        if task.reads_text and len(train):
-            x, y = next(batches(train, trial_size(train), shuffle=False, transform=test_transform))
-            check_model(self.model, task, x.to(self.group.device), y.to(self.group.device))
+        self._check_model()
         self.optimizer = make_optimizer(model, self.optimizer_settings)
         if any(isinstance(part, Cell) and projects_of(part) for part in model.modules()):
             project_norms_after(self.optimizer, model)
@@ -210,6 +208,7 @@ class Trainer:
             with self.average.applied() if self.average else nullcontext():
                 self.scorer.score_last(self._evaluate)
             self.state.finish()
+            self._check_model()
             self.scorer.finish(self._evaluate)
             return self._summary()
 
@@ -383,7 +382,20 @@ class Trainer:
         with self.progress:
             return self._evaluate(dataset)
 
+    def _check_model(self) -> None:
+        """Raise `SettingError` if a language model sees at these weights what it must not see.
+
+        What is multiplied by zero at first is seen only later, so each score is preceded by this.
+        """
+        if self.task.reads_text and len(self.train):
+            count, device = trial_size(self.train), self.group.device
+            some = batches(self.train, count, shuffle=False, transform=self.test_transform)
+            x, y = next(some)
+            check_model(self.model, self.task, x.to(device), y.to(device))
+
     def _evaluate(self, dataset: Dataset) -> Evaluation:
+        self._check_model()
+
         def on_batch(done: int, total: int) -> None:
             self.store.refresh()
             self.progress.evaluate(done, total, self.position.epoch)
