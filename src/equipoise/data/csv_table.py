@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from equipoise.core import SettingError
 from equipoise.data.bounded_io import data_errors_of, find_file, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
+from equipoise.data.label_names import label_name, list_label_names, parse_number
 from equipoise.data.reader import DATASETS
 from equipoise.data.table import MAX_FLOAT, TableReader
 
-__all__ = ["CSV", "CsvFile", "has_titles", "open_csv", "parse_number"]
+__all__ = ["CSV", "CsvFile", "has_titles", "open_csv"]
 
 
 @final
@@ -31,16 +33,17 @@ class CSV(TableReader):
 
     The folder may also be a single file, all of whose rows are training samples. The first row
     names the columns if one of its cells is not a number; a text in the last column alone is taken
-    for a label, if all labels are texts. Labels are whole numbers or texts; texts are numbered in
-    the order of the alphabet as they stand in the training file. With `targets`, the data are a
-    regression.
+    for a label, if all labels are texts. Labels are whole numbers or texts; if one is a text, all
+    are. Classes are the different labels of the training file, numbers in their order and texts in
+    that of the alphabet. With `targets`, the data are a regression.
 
     Args:
-        classes: How many classes there are; by default one more than the largest label of the
-            split, or as many as there are texts.
+        classes: How many classes there are: labels that are numbers are then those of classes, from
+            0 on. By default as many as there are different labels.
         label: The name of the label's column; by default it is the last one.
         targets: Names of columns of numbers to predict, in place of a label.
         columns: Names of the columns of features; by default all others.
+        labels: The classes, if they are not those of the training file but of a trained model.
     """
 
     name = "csv"
@@ -49,15 +52,17 @@ class CSV(TableReader):
     label: str | None = None
     targets: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("targets", "columns"):
-            names = getattr(self, key)
+        for key in ("targets", "columns", "labels"):
+            names, what = getattr(self, key), "class" if key == "labels" else "column"
             if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
-                raise SettingError(f"CSV.{key}", "be a list of names of columns", names)
+                plural = "classes" if key == "labels" else "columns"
+                raise SettingError(f"CSV.{key}", f"be a list of names of {plural}", names)
             if len(set(names)) < len(names):
-                raise SettingError(f"CSV.{key}", "name each column once", list(names))
+                raise SettingError(f"CSV.{key}", f"name each {what} once", list(names))
         if self.targets and (self.label is not None or self.classes is not None):
             raise SettingError(
                 "CSV.targets",
@@ -68,6 +73,10 @@ class CSV(TableReader):
         both = [name for name in self.columns if name in (*self.targets, self.label)]
         if both:
             raise SettingError("CSV.columns", "not name what is to be predicted", both[0])
+
+    @classmethod
+    def as_trained(cls, about: Dataset) -> dict[str, Any]:
+        return {} if about.task == "regression" else {"labels": about.classes}
 
     def has(self, folder: Path, split: str) -> bool:
         return self._find(folder, split) is not None
@@ -97,11 +106,10 @@ class CSV(TableReader):
                 columns=columns,
             )
         train = self._find(folder, "train")
-        names = _text_labels(file if train in (None, path) else open_csv(train), self._find_label)
-        if names:
-            return self._named(split, file, features, wanted[0], names, columns)
-        labels = file.labels(wanted[0])
-        return self.make_dataset(split, path, features, labels, columns=columns)
+        learnt = file if train in (None, path) else open_csv(train)
+        y, names = self._number(file, wanted[0], learnt)
+        x = torch.from_numpy(features)
+        return Dataset(self.name, split, "arrays", names, x.shape[1:], x, y, columns=columns)
 
     def _find(self, folder: Path, split: str) -> Path | None:
         """The file of a split; all of a single file is for training."""
@@ -112,33 +120,43 @@ class CSV(TableReader):
     def _find_label(self, file: CsvFile) -> int:
         return len(file.titles) - 1 if self.label is None else file.find(self.label)
 
-    def _named(
-        self,
-        split: str,
-        file: CsvFile,
-        features: NDArray[np.float32],
-        column: int,
-        names: tuple[str, ...],
-        columns: tuple[str, ...],
-    ) -> Dataset:
-        """Rows whose labels are texts."""
-        if self.classes not in (None, len(names)):
+    def _number(
+        self, file: CsvFile, column: int, learnt: CsvFile
+    ) -> tuple[Tensor, tuple[str, ...]]:
+        """The class of each row, and the names of all classes, those of the training file."""
+        own = file.texts(column)
+        # A file of some classes of a trained model says nothing about the others.
+        y = _positions(self.labels, own)
+        if self.labels and -1 not in y:
+            return torch.tensor(y), self.labels
+        names = list_label_names({*learnt.texts(self._find_label(learnt))} - {""})
+        if not names:
+            learnt.require_labels(self._find_label(learnt))
+        numeric = all(parse_number(name) is not None for name in names)
+        if self.classes is not None and numeric:
+            names = tuple(str(i) for i in range(self.classes))
+        elif self.classes not in (None, len(names)):
             raise DataError(
-                file.path,
+                learnt.path,
                 f"has {len(names)} different labels; the option classes says {self.classes}",
             )
-        numbers = {name: i for i, name in enumerate(names)}
-        for number, row in file.rows:
-            label = row[column].strip()
-            if label not in numbers:
-                what = f"{label!r}, a label that the training file does not have"
-                raise DataError(
-                    file.path,
-                    f"row {number}, column {file.titles[column]!r} is {what if label else 'empty'}",
-                )
-        y = torch.tensor([numbers[row[column].strip()] for _, row in file.rows])
-        x = torch.from_numpy(features)
-        return Dataset(self.name, split, "arrays", names, x.shape[1:], x, y, columns=columns)
+        y = _positions(names, own)
+        if -1 in y:
+            row, label = file.rows[y.index(-1)][0], own[y.index(-1)]
+            what = f"{label!r}, a label that the training file does not have"
+            if self.classes is not None and numeric:
+                what = f"{label!r}; labels must be 0 to {self.classes - 1}"
+            raise DataError(
+                file.path,
+                f"row {row}, column {file.titles[column]!r} is {what if label else 'empty'}",
+            )
+        return torch.tensor(y), names
+
+
+def _positions(names: tuple[str, ...], labels: list[str]) -> list[int]:
+    """The class of each label, or -1: a text is written as its name, a number may be otherwise."""
+    numbers = {name: i for i, name in enumerate(names)}
+    return [numbers.get(label, numbers.get(label_name(label), -1)) for label in labels]
 
 
 @dataclass(frozen=True)
@@ -196,19 +214,20 @@ class CsvFile:
                     raise DataError(self.path, f"row {number}, column {self.titles[i]!r} {what}")
         return values
 
-    def labels(self, column: int) -> NDArray[np.int64]:
-        """Return a column of whole numbers, or raise if one is none."""
+    def texts(self, column: int) -> list[str]:
+        """Return the cells of a column, without spaces around them."""
+        return [row[column].strip() for _, row in self.rows]
+
+    def require_labels(self, column: int) -> None:
+        """Raise about the first cell of a column that is no whole number."""
         values = self._values([column])[:, 0]
-        wrong = np.flatnonzero((values != np.round(values)) | (np.abs(values) > 2**53))
-        if len(wrong):
-            number, row = self.rows[wrong[0]]
-            remedy = f"; to predict numbers, name the column in targets: ['{self.titles[column]}']"
-            raise DataError(
-                self.path,
-                f"row {number}, column {self.titles[column]!r} is {row[column]!r}; labels must be "
-                f"whole numbers or texts{remedy if self.named else ''}",
-            )
-        return values.astype(np.int64)
+        number, row = self.rows[np.flatnonzero(values != np.round(values))[0]]
+        remedy = f"; to predict numbers, name the column in targets: ['{self.titles[column]}']"
+        raise DataError(
+            self.path,
+            f"row {number}, column {self.titles[column]!r} is {row[column]!r}; labels must be "
+            f"whole numbers or texts{remedy if self.named else ''}",
+        )
 
 
 def open_csv(path: Path) -> CsvFile:
@@ -253,21 +272,3 @@ def has_titles(rows: Sequence[Sequence[str]]) -> bool:
     if sum(texts) == 1 and texts[-1] and len(texts) > 1:
         return any(not row or parse_number(row[-1]) is not None for row in rows)
     return any(texts)
-
-
-def parse_number(cell: str) -> float | None:
-    """Return the number in a cell, or `None` if there is none."""
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
-
-
-def _text_labels(file: CsvFile, find: Callable[[CsvFile], int]) -> tuple[str, ...]:
-    """All labels of the training file, sorted, if they are texts.
-
-    A text among numbers is a slip, about which `CsvFile.labels` complains.
-    """
-    column = find(file)
-    labels = {row[column].strip() for _, row in file.rows} - {""}
-    return tuple(sorted(labels)) if all(parse_number(label) is None for label in labels) else ()

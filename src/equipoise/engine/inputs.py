@@ -18,8 +18,9 @@ from torch import Tensor
 
 from equipoise.data import DataError, Greyscale
 from equipoise.data.bounded_io import data_errors_of, read_file, require_room
-from equipoise.data.csv_table import has_titles, parse_number
+from equipoise.data.csv_table import has_titles
 from equipoise.data.image import SUFFIXES, list_images, read_image
+from equipoise.data.label_names import parse_number
 from equipoise.data.numpy_table import read_npy
 from equipoise.data.vocabulary import Vocabulary
 

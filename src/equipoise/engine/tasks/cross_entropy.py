@@ -126,7 +126,10 @@ class Classification(_CrossEntropy):
     def outputs(self, dataset: Dataset) -> int | None:
         if len(dataset.classes) < 2:
             raise SettingError(
-                "data.classes", "leave two classes to tell apart", len(dataset.classes)
+                "The training data",
+                "have two classes to tell apart",
+                dataset.classes,
+                got=f"only {', '.join(map(repr, dataset.classes)) or 'none'} in {dataset.name!r}",
             )
         return len(dataset.classes)
 
