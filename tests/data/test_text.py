@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from equipoise.data import DataError, Dataset, find_scored_split, load_data
 from equipoise.data.vocabulary import Vocabulary, split_text
+from equipoise.engine import evaluate, make_task
 
 
 def text_of(dataset: Dataset) -> str:
@@ -78,6 +83,26 @@ def test_text_vocabulary_is_that_of_the_training_part_alone(tmp_path: Path) -> N
     few = load_data("text", "train", path, length=2, holdout=0.3, max_vocabulary=4)
     assert few.classes == ("a", "b", "<eos>", "<unk>")
     assert "c" not in text_of(few)
+
+
+def test_text_is_scored_to_its_end(tmp_path: Path) -> None:
+    """The perplexity is over all tokens that have one before them, also in a short last row."""
+    (tmp_path / "train.txt").write_text("abcd" * 4)
+    (tmp_path / "test.txt").write_text("abcdabcdab")
+    options = {"length": 4, "tokens": "characters"}
+    train, test = (load_data("text", split, tmp_path, **options) for split in ("train", "test"))
+    assert train.y.tolist() == [[1, 2, 3, 0]] * 3
+    assert test.x.tolist() == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 1, 1]]
+    assert test.y.tolist() == [[1, 2, 3, 0], [1, 2, 3, 0], [1, -100, -100, -100]]
+    logits = torch.randn(len(test.classes), len(test.classes))  # by the token before
+    found = evaluate(nn.Embedding.from_pretrained(logits), make_task("auto", train), test, batch=2)
+    pairs = torch.tensor([0, 1, 2, 3] * 2 + [0]), torch.tensor([1, 2, 3, 0] * 2 + [1])
+    loss = functional.cross_entropy(logits[pairs[0]], pairs[1]).item()
+    assert found.metrics["loss"] == pytest.approx(loss)
+    assert found.metrics["perplexity"] == pytest.approx(math.exp(loss))
+    (tmp_path / "test.txt").write_text("a")
+    with pytest.raises(DataError, match="has 1 characters in 'test', of which none has a next one"):
+        load_data("text", "test", tmp_path, **options)
 
 
 def test_text_refuses_what_it_cannot_read_in_one_sentence(tmp_path: Path) -> None:

@@ -201,8 +201,14 @@ def write_text(folder: Path, split: str) -> Content:
     # a 0, b 1, <eos> 2, c 3, <unk> 4
     once = {"train": [0, 1, 0, 2, 3, 4, 2], "val": [1, 4, 2], "test": [3, 3, 2, 2, 0, 2]}[split]
     numbers = np.array(once * REPEATED)
-    rows = (len(numbers) - 1) // LENGTH
-    x, y = numbers[: rows * LENGTH], numbers[1 : rows * LENGTH + 1]
+    if split == "train":
+        rows = (len(numbers) - 1) // LENGTH
+        x, y = numbers[: rows * LENGTH], numbers[1 : rows * LENGTH + 1]
+    else:  # scored to the end
+        rows = -(-(len(numbers) - 1) // LENGTH)
+        rest = rows * LENGTH - len(numbers) + 1
+        x = np.concatenate([numbers[:-1], np.full(rest, numbers[-1])])
+        y = np.concatenate([numbers[1:], np.full(rest, -100)])
     return x.reshape(rows, LENGTH), y.reshape(rows, LENGTH)
 
 

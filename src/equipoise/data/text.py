@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from equipoise.core import SettingError, choose, require_between, require_count
 from equipoise.data.bounded_io import data_errors_of, read_file
 from equipoise.data.dataset import Dataset
@@ -18,6 +20,7 @@ from equipoise.data.vocabulary import TOKENS, Tokens, Vocabulary, split_text
 
 __all__ = ["Text"]
 
+IGNORE = -100  # what torch's cross-entropy leaves out, too
 _NAMES = {"train": "train", "val": "val|valid|validation|dev", "test": "test"}
 _SUFFIXES = (".txt", ".text", ".tokens", ".raw")
 
@@ -29,8 +32,10 @@ class Text(Reader):
     """Running text for language models, as words, characters or bytes.
 
     A sample is a segment of `length` tokens, `x` of shape (length,), and `y` is the token after
-    each of them; what is left over at the end of the text is dropped. The vocabulary is that of the
-    training text, in order of first appearance, with `<unk>` for all that is not in it.
+    each of them. What is left over at the end of a training text is dropped; `val` and `test` are
+    scored to their end: the last sample repeats its last token, and its targets there are `ignore`.
+    The vocabulary is that of the training text, in order of first appearance, with `<unk>` for all
+    that is not in it.
 
     The files of a folder are found by their names: `train.txt`, `ptb.train.txt`,
     `wiki.train.tokens`; `valid`, `val` or `dev`; `test`; or all files of a folder `train`. A single
@@ -101,15 +106,20 @@ class Text(Reader):
                 train = self._read(folder, "train")
                 train = train[: round(len(train) * (1 - self.holdout))]
             vocabulary = Vocabulary.learn(self.tokens, train, self.max_vocabulary)
-        rows = (len(part) - 1) // self.length  # the last token has no next one
+        targets = len(part) - 1  # the last token has no next one
+        rows = targets // self.length if split == "train" else -(-targets // self.length)
         if rows < 1:
             raise DataError(
                 folder,
                 f"has {len(part)} {self.tokens} in {split!r}, too few for one sample of "
-                f"{self.length} and the one after them; choose a smaller length",
+                f"{self.length} and the one after them; choose a smaller length"
+                if split == "train"
+                else f"has {len(part)} {self.tokens} in {split!r}, of which none has a next one",
             )
         numbers = vocabulary.encode(part[: rows * self.length + 1])
-        x, y = (each.reshape(rows, self.length) for each in (numbers[:-1], numbers[1:]))
+        missing = rows * self.length + 1 - len(numbers)
+        x = torch.cat([numbers[:-1], numbers[-1:].expand(missing)]).reshape(rows, self.length)
+        y = torch.cat([numbers[1:], numbers.new_full((missing,), IGNORE)]).reshape(x.shape)
         return Dataset(
             self.name,
             split,
@@ -118,6 +128,7 @@ class Text(Reader):
             (self.length,),
             x.contiguous(),
             y.contiguous(),
+            ignore=IGNORE,
             tokens=self.tokens,
         )
 
