@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ from published import (
 )
 from torch.utils.data import DataLoader
 
-from equipoise.data import DATASETS, DataError, list_data, load_data
+from equipoise.core import SettingError
+from equipoise.data import DATASETS, DataError, Dataset, list_data, load_data
 from equipoise.data.image import find_other_size, read_image
 from equipoise.data.svhn import read_mat
 
@@ -427,3 +429,14 @@ def test_numpy_targets_are_numbers_to_predict(tmp_path: Path) -> None:
     np.save(tmp_path / "train_y.npy", np.full(4, np.nan))
     with pytest.raises(DataError, match="row 1, column 1 is not a finite number"):
         load_data("npy", root=tmp_path, targets=True)
+
+
+@pytest.mark.parametrize(
+    ("found", "got"),
+    [((torch.zeros(2), 1), r"\(Tensor, int\)"), (torch.zeros(2), "Tensor"), (None, "NoneType")],
+)
+def test_sample_that_is_no_pair_of_tensors_is_told_by_its_number(found: Any, got: str) -> None:
+    dataset = Dataset("own", "test", "arrays", ("a", "b"), (2,), sample=lambda _: found, count=3)
+    reason = rf"Sample 1 of 'own' test must be a pair of tensors, .*; got {got}\. Let `sample`"
+    with pytest.raises(SettingError, match=reason):
+        dataset.gather([1])

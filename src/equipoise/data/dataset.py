@@ -82,7 +82,21 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         if self.x is not None and self.y is not None:
             return self.x[position], self.y[position]
         assert self.sample is not None  # __post_init__ saw to it
-        return self.sample(position)
+        found = self.sample(position)
+        if (
+            not isinstance(found, tuple)
+            or len(found) != 2
+            or not all(isinstance(each, Tensor) for each in found)
+        ):
+            kinds = [type(each).__name__ for each in found] if isinstance(found, tuple) else []
+            raise SettingError(
+                f"Sample {position} of {self.name!r} {self.split}",
+                "be a pair of tensors, the sample and its target",
+                None,
+                "Let `sample` of its Dataset return torch.tensor(label) for a plain label.",
+                got=f"({', '.join(kinds)})" if kinds else type(found).__name__,
+            )
+        return found
 
     def __repr__(self) -> str:
         shape = "x".join(str(n) for n in self.shape) or "scalar"
