@@ -32,6 +32,7 @@ from equipoise.core import SettingError
 from equipoise.data import DATASETS, DataError, Dataset, list_data, load_data
 from equipoise.data.image import find_other_size, read_image
 from equipoise.data.svhn import read_mat
+from equipoise.data.table import TableWarning
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
 
@@ -336,6 +337,23 @@ def test_csv_classes_are_the_labels_of_the_training_file(
     (tmp_path / "train.csv").unlink()  # what a trained model knows stands in for it
     (tmp_path / "test.csv").write_text(f"a,y\n1,{rows[1]}\n")
     assert load_data("csv", "test", tmp_path, labels=classes).y.tolist() == expected[1:2]
+
+
+def test_csv_reader_orders_columns_as_in_training_and_knows_numeric_titles(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("2019,2020,y\n1,2,no\n3,4,yes\n5,6,no\n7,8,yes\n")
+    (tmp_path / "test.csv").write_text("y,2020,2019\nyes,20,10\n")
+    with pytest.warns(TableWarning, match="since 'y' is the only label that occurs once"):
+        train, test = (load_data("csv", split, tmp_path) for split in ("train", "test"))
+    assert train.classes == test.classes == ("no", "yes")
+    assert train.columns == test.columns == ("2019", "2020")
+    assert train.x[0].tolist() == [1, 2]
+    assert (test.x.tolist(), test.y.tolist()) == ([[10, 20]], [1])
+    (tmp_path / "test.csv").write_text("2019,2020,y\n10,20,yes\n")
+    assert load_data("csv", "test", tmp_path, header=True).x.tolist() == [[10, 20]]
+    rows = load_data("csv", root=tmp_path, header=False)
+    assert rows.classes == ("no", "y", "yes")
+    with pytest.raises(DataError, match="'y' both as a feature and as the label"):
+        load_data("csv", root=tmp_path, columns=("2019", "y"), header=True)
 
 
 def test_csv_reader_takes_targets_and_columns_by_name(tmp_path: Path) -> None:

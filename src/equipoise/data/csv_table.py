@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -14,13 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.core import SettingError
+from equipoise.core import SettingError, require_flag
 from equipoise.data.bounded_io import data_errors_of, find_file, read_file
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.label_names import label_name, list_label_names, parse_number
 from equipoise.data.reader import DATASETS
-from equipoise.data.table import MAX_FLOAT, TableReader
+from equipoise.data.table import MAX_FLOAT, TableReader, TableWarning
 
 __all__ = ["CSV", "CsvFile", "has_titles", "open_csv"]
 
@@ -32,8 +34,8 @@ class CSV(TableReader):
     """Rows of features and a label, in `train.csv`, `val.csv` and `test.csv`.
 
     The folder may also be a single file, all of whose rows are training samples. The first row
-    names the columns if one of its cells is not a number; a text in the last column alone is taken
-    for a label, if all labels are texts. Labels are whole numbers or texts; if one is a text, all
+    names the columns if one of its cells is not a number (see `has_titles`); those of other files
+    may then be in another order. Labels are whole numbers or texts; if one is a text, all
     are. Classes are the different labels of the training file, numbers in their order and texts in
     that of the alphabet. With `targets`, the data are a regression.
 
@@ -43,6 +45,7 @@ class CSV(TableReader):
         label: The name of the label's column; by default it is the last one.
         targets: Names of columns of numbers to predict, in place of a label.
         columns: Names of the columns of features; by default all others.
+        header: Whether the first row names the columns, if that is not to be guessed.
         labels: The classes, if they are not those of the training file but of a trained model.
     """
 
@@ -52,10 +55,13 @@ class CSV(TableReader):
     label: str | None = None
     targets: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    header: bool | None = None
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.header is not None:
+            require_flag("CSV.header", self.header)
         for key in ("targets", "columns", "labels"):
             names, what = getattr(self, key), "class" if key == "labels" else "column"
             if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
@@ -85,11 +91,11 @@ class CSV(TableReader):
         path = self._find(folder, split)
         if path is None:
             raise self.missing(folder, f"{split}.csv")
-        file = open_csv(path)
-        wanted = [file.find(name) for name in self.targets] or [self._find_label(file)]
-        kept = [file.find(name) for name in self.columns] or [
-            i for i in range(len(file.titles)) if i not in wanted
-        ]
+        train = self._find(folder, "train")
+        learnt = None if train in (None, path) else open_csv(train, self.header)
+        file = open_csv(path, self.header, learnt.titles if learnt and learnt.named else ())
+        learnt = learnt or file
+        wanted, kept = self._find_columns(file, learnt)
         if not kept:
             raise DataError(path, "must have a column of features beside what is to be predicted")
         features = file.numbers(kept)
@@ -105,8 +111,6 @@ class CSV(TableReader):
                 torch.from_numpy(file.numbers(wanted)),
                 columns=columns,
             )
-        train = self._find(folder, "train")
-        learnt = file if train in (None, path) else open_csv(train)
         y, names = self._number(file, wanted[0], learnt)
         x = torch.from_numpy(features)
         return Dataset(self.name, split, "arrays", names, x.shape[1:], x, y, columns=columns)
@@ -116,6 +120,32 @@ class CSV(TableReader):
         if folder.is_file():
             return folder if split == "train" else None
         return find_file(folder, f"{split}.csv")
+
+    def _find_columns(self, file: CsvFile, learnt: CsvFile) -> tuple[list[int], list[int]]:
+        """Where a file has what is to be predicted, and its features in the training order."""
+        named = file.named and learnt.named and learnt.titles != file.titles
+        predicted = self.targets
+        if named and not predicted and learnt.titles[self._find_label(learnt)] in file.titles:
+            predicted = (learnt.titles[self._find_label(learnt)],)
+        wanted = [file.find(name) for name in predicted] or [self._find_label(file)]
+        others = [i for i in range(len(file.titles)) if i not in wanted]
+        names = self.columns
+        if named and not names:
+            features = [title for title in learnt.titles if title not in predicted]
+            if len(set(features)) == len(features) and {*features} == {
+                file.titles[i] for i in others
+            }:
+                names = tuple(features)
+        kept = [file.find(name) for name in names] or others
+        both = [i for i in kept if i in wanted]
+        if both:
+            title = file.titles[both[0]]
+            raise DataError(
+                file.path,
+                f"has its column {title!r} both as a feature and as the label; name the label's "
+                "column with the option label=",
+            )
+        return wanted, kept
 
     def _find_label(self, file: CsvFile) -> int:
         return len(file.titles) - 1 if self.label is None else file.find(self.label)
@@ -230,11 +260,13 @@ class CsvFile:
         )
 
 
-def open_csv(path: Path) -> CsvFile:
+def open_csv(path: Path, header: bool | None = None, known: Collection[str] = ()) -> CsvFile:
     """Return the cells of a CSV file.
 
     Args:
         path: The file, in UTF-8.
+        header: Whether its first row names the columns; by default `has_titles` guesses.
+        known: As of `has_titles`.
     """
     content = read_file(path)
     with data_errors_of(path):
@@ -246,7 +278,16 @@ def open_csv(path: Path) -> CsvFile:
         )
     if not rows:
         raise DataError(path, "is empty")
-    titles, named = tuple(cell.strip() for cell in rows[0][1]), has_titles([row for _, row in rows])
+    titles = tuple(cell.strip() for cell in rows[0][1])
+    named = has_titles([row for _, row in rows], known) if header is None else header
+    told = header is not None or (known and set(known) <= set(titles))
+    if named and not told and _is_lone_label([row for _, row in rows]):
+        warnings.warn(
+            f"{path}: its first row is taken for names of columns, since {titles[-1]!r} is the "
+            "only label that occurs once; data.options.header = false makes it a sample",
+            TableWarning,
+            stacklevel=4,
+        )
     if named:
         rows = rows[1:]
     else:
@@ -259,16 +300,31 @@ def open_csv(path: Path) -> CsvFile:
     return CsvFile(path, titles, named, rows)
 
 
-def has_titles(rows: Sequence[Sequence[str]]) -> bool:
+def has_titles(rows: Sequence[Sequence[str]], known: Collection[str] = ()) -> bool:
     """Return whether the first row of a table names its columns.
 
     One of its cells is not a number then. If only the last one is not, it may be a label: it is if
-    there is a label that is no number in every row.
+    there is a label that is no number in every row, unless it is the only one that occurs once.
 
     Args:
         rows: The cells.
+        known: Names that the first row has if it names columns, such as those of a training file.
     """
-    texts = [bool(cell.strip()) and parse_number(cell) is None for cell in rows[0]]
+    first = [cell.strip() for cell in rows[0]]
+    if known and set(known) <= set(first):
+        return True
+    texts = [bool(cell) and parse_number(cell) is None for cell in first]
     if sum(texts) == 1 and texts[-1] and len(texts) > 1:
-        return any(not row or parse_number(row[-1]) is not None for row in rows)
+        numbers = any(not row or parse_number(row[-1]) is not None for row in rows)
+        return numbers or _is_lone_label(rows)
     return any(texts)
+
+
+def _is_lone_label(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the last cell of the first row is the only text there, and the only one seen once."""
+    *others, last = (cell.strip() for cell in rows[0])
+    counts = Counter(row[-1].strip() for row in rows if row)
+    lone = [label for label, count in counts.items() if count == 1]
+    numbers = all(parse_number(cell) is not None for cell in others)
+    texts = all(parse_number(label) is None for label in counts)
+    return numbers and texts and lone == [last] and len(counts) > 1

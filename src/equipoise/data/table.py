@@ -16,11 +16,15 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import Reader
 
-__all__ = ["MAX_FLOAT", "TableReader"]
+__all__ = ["MAX_FLOAT", "TableReader", "TableWarning"]
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
 # Classes, if nobody says how many: a stray label would make a list of names that fills the memory.
 MAX_CLASSES = 100_000
+
+
+class TableWarning(UserWarning):
+    """A table is read in a way that may not be meant."""
 
 
 @dataclass(frozen=True)

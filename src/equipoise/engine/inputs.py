@@ -176,7 +176,7 @@ def _table(path: Path, columns: tuple[str, ...], size: int) -> NDArray[np.float6
             if row
         ]
     titles: list[str] = []
-    if rows and has_titles([row for _, row in rows]):
+    if rows and has_titles([row for _, row in rows], columns):
         titles = [cell.strip() for cell in rows[0][1]]
         rows = rows[1:]
     kept = _find_columns(path, titles, columns) if titles and columns else None
