@@ -267,6 +267,27 @@ def test_weights_for_another_vocabulary_are_refused(tmp_path, capsys):
     assert "got 4 tokens, of which 1 are among its 4." in told
 
 
+def test_data_that_have_moved_are_asked_for_by_their_folder(tmp_path, capsys):
+    data, folder = tmp_path / "data", str(tmp_path / "run")
+    data.mkdir()
+    for split in ("train", "test"):
+        np.savez(data / f"{split}.npz", x=np.eye(4, dtype=np.float32), y=np.arange(4) % 2)
+    (tmp_path / "own.py").write_text(
+        LANGUAGE_MODEL.replace("Embedding(num_classes, 4)", "Linear(4, 4)")
+    )
+    (tmp_path / "c.toml").write_text(
+        f'[model]\nname = "{tmp_path}/own.py:Net"\n[data]\nname = "npz"\nroot = "{data}"\n'
+        "[train]\nepochs = 1\n"
+    )
+    assert main(["train", str(tmp_path / "c.toml"), "--output", folder, "--quiet"]) == 0
+    data.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert main(["evaluate", folder]) == 2
+    told = capsys.readouterr().err
+    assert f"{data}: does not exist; say where the files of 'npz' are: --data-root DIR" in told
+    assert main(["evaluate", folder, "--data-root", str(tmp_path / "moved")]) == 0
+
+
 def test_run_without_weights_says_so(run, tmp_path):
     folder, _ = run
     copy = shutil.copytree(folder, tmp_path / "copy")

@@ -13,7 +13,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download, fetch
 
-__all__ = ["DATASETS", "Reader", "find_scored_split", "list_data", "load_data"]
+__all__ = ["DATASETS", "Reader", "find_folder", "find_scored_split", "list_data", "load_data"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,18 @@ def find_scored_split(name: str, root: str | Path | None = None, **options: Any)
     return next((split for split in reader.scored if reader.has(folder, split)), None)
 
 
+def find_folder(name: str, root: str | Path | None = None) -> Path:
+    """Return the folder in which the files of a data set are looked for.
+
+    Args:
+        name: As of `load_data`.
+        root: As of `load_data`.
+    """
+    if root is None:
+        return _default_root() / name.rpartition(":")[2]
+    return Path(root).expanduser()
+
+
 def _make_reader(
     name: str, root: str | Path | None, options: dict[str, Any]
 ) -> tuple[Reader, Path]:
@@ -137,8 +149,7 @@ def _make_reader(
     if kind.needs_root and root is None:
         rule = f"be given for {name!r}"
         raise SettingError("load_data.root", rule, None, "Pass the folder with the files.")
-    folder = _default_root() / name.rpartition(":")[2] if root is None else Path(root).expanduser()
-    return kind(**options), folder
+    return kind(**options), find_folder(name, root)
 
 
 def list_data() -> dict[str, str]:

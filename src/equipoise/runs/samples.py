@@ -11,8 +11,16 @@ import torch
 from torch import Tensor
 
 from equipoise.core import SettingError
-from equipoise.data import DATASETS, BadSamples, Dataset, find_scored_split, load_data
+from equipoise.data import (
+    DATASETS,
+    BadSamples,
+    DataError,
+    Dataset,
+    find_scored_split,
+    load_data,
+)
 from equipoise.data.image import find_other_size
+from equipoise.data.reader import find_folder
 from equipoise.runs.sections import DataConfig, as_config_error
 
 __all__ = ["Samples", "load_part", "load_samples", "load_test", "require_alike"]
@@ -129,6 +137,13 @@ def load_test(data: DataConfig) -> Dataset | None:
         return _load(data, split)
     if data.holdout:
         return None
+    folder = find_folder(data.name, data.root or None)
+    if not folder.exists():
+        raise DataError(
+            folder,
+            f"does not exist; say where the files of {data.name!r} are: --data-root DIR, or "
+            "data.root in a config",
+        )
     splits = " or ".join(repr(each) for each in DATASETS[data.name].scored)
     raise SettingError(
         "data.holdout",
