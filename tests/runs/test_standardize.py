@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_standardized_features_have_the_scale_of_the_training_rows_alone(tmp_pat
     (tmp_path / "config.toml").write_text(dump_config(config))
     kept = load_config(tmp_path).data
     assert (kept.mean, kept.std) == (config.data.mean, config.data.std)
+    assert resolve(replace(config, data=kept), train).data == kept  # as on resume
+    own = replace(kept, mean=(0.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match=r"data.mean must be left out with data.standardize"):
+        resolve(replace(config, data=own), train)
+
+
+def test_mixtures_need_another_image() -> None:
+    with pytest.raises(ValueError, match=r"data.mix must be 'none' with train.batch = 1"):
+        load_config("digits", ["data.mix=mixup", "train.batch=1"])
 
 
 def test_standardize_is_for_tables() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -132,12 +133,27 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     data = config.data
     if data.standardize and len(dataset):
         mean, std = _find_scale(dataset)
-        data = replace(data, mean=mean, std=std)
+        # A run that is resumed has found them before.
+        if data.mean and not (_are_close(data.mean, mean) and _are_close(data.std, std)):
+            raise SettingError(
+                "data.mean",
+                "be left out with data.standardize = true, which finds another one in the "
+                "training samples",
+                data.mean,
+                "Set data.standardize = false to use your own.",
+            )
+        data = data if data.mean else replace(data, mean=mean, std=std)
     return replace(
         config,
         data=data,
         model=replace(config.model, options=options),
         task=replace(config.task, name=name),
+    )
+
+
+def _are_close(first: Sequence[float], second: Sequence[float]) -> bool:
+    return len(first) == len(second) and all(
+        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for a, b in zip(first, second, strict=True)
     )
 
 

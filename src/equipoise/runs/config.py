@@ -63,6 +63,12 @@ class Config:
                 self.train.patience,
                 "Early stopping needs held-out samples: set data.holdout.",
             )
+        if self.data.mix != "none" and self.train.batch == 1:
+            raise SettingError(
+                "data.mix",
+                "be 'none' with train.batch = 1, since there is no other image to mix with",
+                self.data.mix,
+            )
         if self.data.noise and self.task.name != "restoration":
             raise SettingError(
                 "data.noise",
