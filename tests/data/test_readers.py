@@ -356,6 +356,17 @@ def test_csv_reader_orders_columns_as_in_training_and_knows_numeric_titles(tmp_p
         load_data("csv", root=tmp_path, columns=("2019", "y"), header=True)
 
 
+def test_csv_reader_warns_of_digits_that_float32_does_not_hold(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    rows = [f"{1_700_000_000 + i},0.1,{1e30 * i},{i % 2}" for i in range(4)]
+    path.write_text("\n".join(["time,constant,large,y", *rows]))
+    with pytest.warns(TableWarning, match=r"column 'time' varies by 1\.12 and is rounded by up to"):
+        load_data("csv", root=path)
+    load_data("csv", root=path, columns=("constant", "large"))  # warnings are errors
+    with pytest.warns(TableWarning, match="'time'"):
+        load_data("csv", root=path, targets=("time",), columns=("large",))
+
+
 def test_csv_reader_takes_targets_and_columns_by_name(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("id,a,price,b,age\nx,1,2.5,3,40\ny,4,5.5,6,50\n")
     table = load_data("csv", root=tmp_path, targets=("age", "price"), columns=("b", "a"))

@@ -22,7 +22,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.label_names import label_name, list_label_names, parse_number
 from equipoise.data.reader import DATASETS
-from equipoise.data.table import MAX_FLOAT, TableReader, TableWarning
+from equipoise.data.table import MAX_FLOAT, TableReader, TableWarning, warn_of_lost_digits
 
 __all__ = ["CSV", "CsvFile", "has_titles", "open_csv"]
 
@@ -221,7 +221,9 @@ class CsvFile:
 
     def numbers(self, columns: Sequence[int]) -> NDArray[np.float32]:
         """Return some columns as numbers, (rows, columns), or raise if one is none."""
-        return self._values(columns).astype(np.float32)
+        values = self._values(columns)
+        warn_of_lost_digits(self.path, values, [self.titles[i] for i in columns])
+        return values.astype(np.float32)
 
     def _values(self, columns: Sequence[int]) -> NDArray[np.float64]:
         cells = [[row[i] for i in columns] for _, row in self.rows]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import Reader
 
-__all__ = ["MAX_FLOAT", "TableReader", "TableWarning"]
+__all__ = ["MAX_FLOAT", "TableReader", "TableWarning", "warn_of_lost_digits"]
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
+MAX_LOST = 1e-3  # of a column's standard deviation, by rounding to float32
 # Classes, if nobody says how many: a stray label would make a list of names that fills the memory.
 MAX_CLASSES = 100_000
 
@@ -89,4 +92,34 @@ class TableReader(Reader):
             torch.from_numpy(x.copy()),
             y,
             columns=columns,
+        )
+
+
+def warn_of_lost_digits(path: Path, values: NDArray[Any], titles: Sequence[str]) -> None:
+    """Warn if rounding to float32 takes away much of what varies in a column.
+
+    A column of seconds since 1970 is rounded to multiples of 128, say.
+
+    Args:
+        path: The file.
+        values: Its numbers, (rows, columns).
+        titles: Names of the columns.
+    """
+    if values.dtype != np.float64:
+        return
+    error = np.abs(values - values.astype(np.float32)).max(axis=0)
+    scale = np.abs(values).max(axis=0)
+    # Scaled, so that squares of large numbers stay finite.
+    deviation = scale * np.std(values / np.where(scale > 0, scale, 1), axis=0)
+    constant = values.max(axis=0) == values.min(axis=0)
+    lost = np.flatnonzero(~constant & (error > MAX_LOST * deviation))
+    if len(lost):
+        column = lost[0]
+        others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+        warnings.warn(
+            f"{path}: column {titles[column]!r}{others} varies by {deviation[column]:.3g} and is "
+            f"rounded by up to {error[column]:.3g} in float32, in which tables are kept; subtract "
+            "one number from it in all files beforehand",
+            TableWarning,
+            stacklevel=5,
         )
