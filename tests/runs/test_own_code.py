@@ -14,6 +14,7 @@ import pytest
 import equipoise
 from equipoise.cli import main
 from equipoise.core import SourceError, code_trust, named_code
+from equipoise.core.named_code import to_absolute_name
 from equipoise.runs import Config, load_config, open_run, train_run
 from equipoise.runs.own_code import CodeWarning
 from equipoise.runs.sweep import sweep
@@ -276,7 +277,7 @@ def test_config_names_other_code_on_the_command_line(run: User, home: Path, tmp_
         ("data.name=mine.py:make", "name a class that derives from Reader"),
         ("data.name=mine.py:Reader", "name a class that defines read; got"),
         ("task.name=mine.py:Halves", "name a class that derives from Task"),
-        ("data.options.noise=1", "be an option of 'mine.py:Halves', one of distance"),
+        ("data.options.noise=1", "mine.py:Halves', one of distance"),
     ],
 )
 def test_file_that_does_not_hold_what_is_named_is_told_in_one_sentence(
@@ -319,3 +320,20 @@ def test_folder_that_holds_a_run_is_refused_before_data_are_read(tmp_path: Path)
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(SourceError, match="already holds a run"):
         train_run(load_config("mnist", ["data.root=/nowhere"]), tmp_path, quiet=True)
+
+
+def test_code_in_a_config_file_is_beside_it_and_in_a_setting_in_the_current_folder(
+    tmp_path, monkeypatch
+):
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    for folder in (beside, here):
+        folder.mkdir()
+        (folder / "net.py").write_text("def make(): ...\n")
+    (beside / "c.toml").write_text('[model]\nname = "net.py:make"\n[data]\nname = "digits"\n')
+    monkeypatch.chdir(here)
+    assert load_config("../beside/c.toml").model.name == f"{beside}/net.py:make"
+    again = load_config("../beside/c.toml", ["model.name=net.py:make"])
+    assert to_absolute_name(again.model.name) == f"{here}/net.py:make"
+    (beside / "net.py").unlink()
+    with pytest.raises(ValueError, match=f"{beside}/net.py:make.* .No such file"):
+        load_config("../beside/c.toml")

@@ -96,16 +96,17 @@ def parse_code_name(key: str, name: str) -> CodeName:
     return CodeName(home, attribute, is_file)
 
 
-def to_absolute_name(name: str) -> str:
+def to_absolute_name(name: str, folder: str | Path = "") -> str:
     """Return a name that means the same in every folder: that of a file gets its whole path.
 
     Args:
         name: A name of code, or of something registered, which stays.
+        folder: Where a relative path begins; by default in the current folder.
     """
     home, _, attribute = name.rpartition(":")
     if not home.endswith(".py"):
         return name
-    return f"{os.path.abspath(os.path.expanduser(home))}:{attribute}"
+    return f"{os.path.abspath(os.path.join(folder, os.path.expanduser(home)))}:{attribute}"
 
 
 def to_short_name(name: str) -> str:

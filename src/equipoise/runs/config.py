@@ -12,7 +12,7 @@ from equipoise.core.option import Option, field_options
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
 from equipoise.models import describe_options
-from equipoise.runs.own_code import check_trust
+from equipoise.runs.own_code import check_trust, name_code_beside
 from equipoise.runs.presets import list_presets, read_preset
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
 from equipoise.runs.toml import (
@@ -85,7 +85,8 @@ def load_config(
 
     A file may start from a preset: `extends = "cifar10"` on top of it. Code that a config names is
     run; a run folder may come from somebody else, so what it alone names is run only if this user
-    has trained with it on this machine, or `trust` is given.
+    has trained with it on this machine, or `trust` is given. A file of code that a config file
+    names is looked for beside it, and one that an override names in the current folder.
 
     Args:
         source: The name of a preset, a path to a TOML file, or a folder with a `config.toml`. Write
@@ -200,6 +201,7 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
         choose("config", str(source), presets, "be a TOML file, the folder of a run or one of")
     with path.open("rb") as stream:
         table = decode_toml(stream.read(MAX_CONFIG_BYTES + 1), str(path))
+    name_code_beside(table, path.parent)
     if "extends" in table:
         base = table.pop("extends")
         try:

@@ -27,6 +27,7 @@ __all__ = [
     "describe_change",
     "find_changed_code",
     "keep_sources",
+    "name_code_beside",
     "remember_named_code",
     "with_absolute_paths",
 ]
@@ -61,6 +62,19 @@ def check_trust(
             trust_code(key, name)
         else:
             require_trusted(key, name, folder)
+
+
+def name_code_beside(table: Mapping[str, Any], folder: Path) -> None:
+    """Let names of code in a config file mean files beside it, wherever the command is given.
+
+    Args:
+        table: The config, which is changed.
+        folder: The folder of the file.
+    """
+    for section in _FIND_CODE:
+        settings = table.get(section)
+        if isinstance(settings, dict) and isinstance(settings.get("name"), str):
+            settings["name"] = to_absolute_name(settings["name"], folder)
 
 
 def with_absolute_paths(config: Config) -> Config:
