@@ -391,6 +391,10 @@ def test_table_readers_take_the_number_of_classes(tmp_path: Path) -> None:
     WRITERS["npz"](tmp_path, "train")
     assert load_data("npz", root=tmp_path).classes == ("0", "1", "2")
     assert len(load_data("npz", root=tmp_path, classes=7).classes) == 7
+    np.savez(tmp_path / "train.npz", x=np.ones((3, 2)), y=[1, 1, 1])
+    with pytest.raises(DataError, match="labels up to 1, but none is 0; number the classes from 0"):
+        load_data("npz", root=tmp_path)
+    assert load_data("npz", root=tmp_path, classes=2).classes == ("0", "1")
 
 
 def test_digits_split_is_stratified_and_covers_all() -> None:

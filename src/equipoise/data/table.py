@@ -82,6 +82,13 @@ class TableReader(Reader):
                     "classes=",
                 )
         y = check_labels(labels_path, labels, count, rows=len(x))
+        absent = set(range(count)) - set(y.tolist())
+        if absent and split == "train" and self.classes is None:
+            raise DataError(
+                labels_path,
+                f"has labels up to {count - 1}, but none is {min(absent)}; number the classes from "
+                f"0 on without gaps, or say how many there are by the option classes={count}",
+            )
         names = tuple(str(i) for i in range(count))
         return Dataset(
             self.name,
