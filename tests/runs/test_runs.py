@@ -610,3 +610,14 @@ def test_model_that_fails_on_a_sample_is_told_in_one_sentence(output, sentence):
     with pytest.raises(ValueError, match=sentence) as caught:
         try_out(Own(), task, data, make_transforms(DataConfig("digits"), data)[1])
     assert "\n" not in str(caught.value)
+
+
+def test_folder_with_the_end_of_a_line_in_its_name_is_told_in_one_line(tmp_path, capsys):
+    folder = tmp_path / "a\nfinished\x1b[1m"
+    assert main(["train", "digits", *SMALL, "--output", str(folder)]) == 0
+    assert main(["report", str(folder)]) == 0
+    printed = capsys.readouterr()
+    assert f"report: {tmp_path}/a\\nfinished\\x1b[1m/report.html\n" in printed.out
+    assert printed.out.endswith(f"\n{tmp_path}/a\\nfinished\\x1b[1m/report.html\n")
+    assert "a\n" not in printed.err
+    assert "a\\nfinished\\x1b[1m" in printed.err

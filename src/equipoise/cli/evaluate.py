@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.cli.command import DIVERGED, DONE, Command, add_root, add_run, count, print_json
 from equipoise.core import to_percent
-from equipoise.core.printable import printable
+from equipoise.core.printable import printable_name
 
 if TYPE_CHECKING:
     from equipoise.engine import Evaluation
@@ -96,7 +96,7 @@ def describe_classes(found: Evaluation, names: Sequence[str]) -> dict[str, dict[
 
 
 def _print_classes(classes: Mapping[str, Mapping[str, float]]) -> None:
-    classes = {printable(name): score for name, score in classes.items()}
+    classes = {printable_name(name): score for name, score in classes.items()}
     width = max(len(name) for name in (*classes, "class"))
     print(f"{'class':{width}}  precision   recall       F1  samples")
     for name, score in classes.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from equipoise.cli.command import BAD_INPUT, DONE, Command, add_run, count
 from equipoise.cli.failure import say_error
 from equipoise.core import require_count
-from equipoise.core.printable import printable
+from equipoise.core.printable import printable_name
 
 __all__ = ["PREDICT"]
 
@@ -72,7 +72,7 @@ def run(arguments: Namespace) -> int:
         )
     written = write_predictions(found, arguments.out, sys.stdout)
     if arguments.out is not None and arguments.out.exists():
-        print(printable(f"predictions: {arguments.out}"), file=sys.stderr)
+        print(f"predictions: {printable_name(arguments.out)}", file=sys.stderr)
     if written.missed:
         print(
             f"equipoise: warning: {count(written.missed, 'prediction')} did not reach the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from equipoise.cli.command import DONE, Command, add_run
+from equipoise.core.printable import printable_name
 
 __all__ = ["REPORT"]
 
@@ -22,7 +23,7 @@ def run(arguments: Namespace) -> int:
 
     make = report_sweep if is_sweep(arguments.folder) else report_run
     path = make(arguments.folder, trust=arguments.trust)
-    print(path)
+    print(printable_name(path))
     if arguments.open:
         import webbrowser
 

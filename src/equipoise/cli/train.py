@@ -20,6 +20,7 @@ from equipoise.cli.command import (
     count,
 )
 from equipoise.core import Interrupted, SourceError
+from equipoise.core.printable import printable_name
 
 if TYPE_CHECKING:
     from equipoise.engine import Summary
@@ -152,7 +153,7 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
         who = "it" if summary.bad_samples == 1 else "they"
         print(
             f"{count(summary.bad_samples, 'sample')} skipped, because {who} could not be read: "
-            f"{folder / 'bad_samples.jsonl'}"
+            f"{printable_name(folder / 'bad_samples.jsonl')}"
         )
     for split, scores in (("validation", summary.validation), ("test", summary.test)):
         if scores:
@@ -164,7 +165,7 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
             score = find_metric(summary.metric).describe(scores[summary.metric])
             print(f"{split} {score}")
     if (folder / "report.html").exists():
-        print(f"report: {folder / 'report.html'}")
+        print(f"report: {printable_name(folder / 'report.html')}")
     return DONE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TextIO
 
-__all__ = ["PrintableStream", "printable"]
+__all__ = ["PrintableStream", "printable", "printable_name"]
 
 
 def printable(text: str) -> str:
@@ -16,6 +16,15 @@ def printable(text: str) -> str:
     return "".join(
         sign if sign.isprintable() or sign in "\n\t" else ascii(sign)[1:-1] for sign in text
     )
+
+
+def printable_name(name: object) -> str:
+    """Show a name, such as a path, in one line: the ends of lines in it by their codes, too.
+
+    Args:
+        name: Anything that has a name as its text.
+    """
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(name))
 
 
 class PrintableStream:

@@ -22,6 +22,7 @@ from equipoise.core import (
     stop_requested,
     uninterrupted,
 )
+from equipoise.core.printable import printable_name
 from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.dependence import check_model, trial_size
@@ -285,7 +286,7 @@ class Trainer:
         """Return what is trained on what, in a line or two."""
         name = getattr(self.model, "name", type(self.model).__name__)
         parameters = count_parameters(self.model)["total"]
-        where = f", kept in {self.folder}" if self.folder else ""
+        where = f", kept in {printable_name(self.folder)}" if self.folder else ""
         return wrap_line(
             f"{name} with {parameters:,} parameters on {len(self.train):,} samples of "
             f"{self.train.name}{where}"

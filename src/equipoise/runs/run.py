@@ -22,6 +22,7 @@ from equipoise.core import (
     write_atomically,
 )
 from equipoise.core.json_values import to_json_values
+from equipoise.core.printable import printable_name
 from equipoise.data import BadSamples, read_bad_samples
 from equipoise.engine import (
     Group,
@@ -92,10 +93,13 @@ def train_run(
         with trainer.store.hold() as lock:
             if resume and (folder / "config.toml").exists() and not _has_checkpoints(folder):
                 trainer.progress.note(
-                    f"{folder} holds no checkpoint yet: training starts from the beginning"
+                    f"{printable_name(folder)} holds no checkpoint yet: training starts from the "
+                    "beginning"
                 )
             if lock is not None and lock.left_by is not None:
-                trainer.progress.note(f"{folder} was left by {lock.left_by}, which is gone")
+                trainer.progress.note(
+                    f"{printable_name(folder)} was left by {lock.left_by}, which is gone"
+                )
             group.on_main(
                 folder,
                 lambda: _write_beginning(
