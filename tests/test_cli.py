@@ -547,7 +547,7 @@ def test_warnings_of_the_library_are_plain_lines(monkeypatch, capsys):
 
     monkeypatch.setattr(list_command, "describe", warn)
     before = warnings.showwarning
-    assert main(["list", "models"]) == 0
+    assert main(["list", "solvers"]) == 0
     first, *other, last = capsys.readouterr().err.splitlines()
     assert first == "equipoise: warning: 3 of 4 samples did not converge"
     assert "test_cli.py" in other[0]

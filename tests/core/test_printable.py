@@ -23,8 +23,9 @@ def test_commands_print_no_control_characters(
 ) -> None:
     from equipoise.runs import presets
 
-    monkeypatch.setattr(presets, "list_presets", lambda: {EVIL: "evil"})
-    assert main(["list", "presets"]) == 0
+    with monkeypatch.context() as patch:  # not for longer: what is imported meanwhile keeps it
+        patch.setattr(presets, "list_presets", lambda: {EVIL: "evil"})
+        assert main(["list", "presets"]) == 0
     assert capsys.readouterr().out == f"{SHOWN}  evil\n"
     assert main(["report", f"/nowhere/{EVIL}"]) == 2
     assert SHOWN.replace("\\r", " ") in capsys.readouterr().err

@@ -170,3 +170,15 @@ def test_a_named_adjoint_solver_is_not_replaced() -> None:
     layer(x).sum().backward()
     assert not layer.last.adjoint.converged.any()
     assert layer.last.adjoint.solver == Neumann()
+
+
+def test_conjugate_gradient_that_ran_out_of_steps_is_not_followed_by_gmres() -> None:
+    """GMRES keeps its directions, and finds no more than conjugate gradient in as many steps."""
+    g = torch.ones(4, 400, dtype=torch.float64)
+    A = torch.diag(torch.linspace(0, 0.9999, 400, dtype=torch.float64)).expand(4, -1, -1)
+    problem = affine_problem(A, g, symmetric=True)
+    solution = solve_adjoint(
+        problem, torch.zeros_like(g), g, ConjugateGradient(), Stop(1e-12, max_steps=3)
+    )
+    assert isinstance(solution.solver, ConjugateGradient)
+    assert solution.steps.tolist() == [3] * 4

@@ -14,7 +14,7 @@ from equipoise.solvers.gmres import GMRES
 from equipoise.solvers.loop import run
 from equipoise.solvers.neumann import Neumann
 from equipoise.solvers.problem import Problem
-from equipoise.solvers.protocol import Solution, Solver, Stop
+from equipoise.solvers.protocol import Solution, Solver, Status, Stop
 
 __all__ = ["pick_adjoint", "pick_forward", "solve_adjoint"]
 
@@ -77,17 +77,27 @@ def pick_adjoint(
 
 
 def pick_rescue(
-    problem: Problem, shape: Sequence[int], *, failed: Solver, max_steps: int
+    problem: Problem, shape: Sequence[int], *, failed: Solver, max_steps: int, truncated: bool
 ) -> Solver | None:
     """Return a solver for samples of a linear problem on which another one failed, if any is left.
 
-    Elimination where it costs no more than `max_steps` Krylov steps, else GMRES.
+    Elimination where it costs no more than `max_steps` Krylov steps, else GMRES. A conjugate
+    gradient that ran out of steps has made the best of its Krylov space, and GMRES would only take
+    more memory for it.
+
+    Args:
+        problem: The problem.
+        shape: Samples and width.
+        failed: What failed.
+        max_steps: Steps that a solve may make.
+        truncated: Whether no sample failed for another reason than that.
     """
     if isinstance(failed, DenseLU):
         return None
     if dense_pays(problem, shape, max_steps):
         return DenseLU()
-    return None if isinstance(failed, GMRES) else GMRES()
+    hopeless = isinstance(failed, ConjugateGradient) and truncated
+    return None if isinstance(failed, GMRES) or hopeless else GMRES()
 
 
 def solve_adjoint(
@@ -112,7 +122,13 @@ def solve_adjoint(
     """
     solution = run(problem, start, solver, stop, f=f, check=check)
     rows = (~solution.converged & f.isfinite().all(dim=1)).nonzero().flatten()
-    rescue = pick_rescue(problem, (len(rows), f.shape[1]), failed=solver, max_steps=stop.max_steps)
+    rescue = pick_rescue(
+        problem,
+        (len(rows), f.shape[1]),
+        failed=solver,
+        max_steps=stop.max_steps,
+        truncated=bool((solution.status[rows] == Status.MAX_STEPS).all()),
+    )
     if rescue is None or not len(rows):
         return solution
     value: Tensor = solution.value
