@@ -18,7 +18,7 @@ SMALL_SIDES = {
 """Images smaller than those the largest models were made for, so that a CPU can run them."""
 
 
-LARGE = ["monotone-cifar10-1m", "opteq-imagenet-mid", "wide-resnet-50"]
+LARGE = ["monotone-cifar10-1m", "opteq-cityscapes", "opteq-imagenet-mid", "wide-resnet-50"]
 """Models whose copies alone take many seconds; they differ from others by numbers only."""
 
 

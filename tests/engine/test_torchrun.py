@@ -267,6 +267,7 @@ def train_on_poison(folder: Path, group: Group, *, resume: bool = False) -> Trai
     return trainer
 
 
+@pytest.mark.slow
 def test_step_that_fails_in_one_process_is_skipped_in_all(tmp_path: Path) -> None:
     code, printed = run(tmp_path, __file__, "poison", str(tmp_path))
     assert code == 0, printed

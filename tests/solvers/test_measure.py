@@ -252,8 +252,9 @@ RUNAWAYS = {
 @pytest.mark.parametrize("name", GENERAL)
 @pytest.mark.parametrize("kind", RUNAWAYS)
 def test_runaway_is_never_called_converged(name, kind):
+    budgets = (100,) if name == "newton" else (100, 300)  # its steps are dear
     for dtype, size, steps in itertools.product(
-        (torch.float32, torch.float64), (1e-30, 1e-12, 1.0, 1e12), (100, 300)
+        (torch.float32, torch.float64), (1e-30, 1e-12, 1.0, 1e12), budgets
     ):
         f = RUNAWAYS[kind]
         solution: Solution = solve(
