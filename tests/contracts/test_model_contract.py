@@ -18,8 +18,17 @@ SMALL_SIDES = {
 """Images smaller than those the largest models were made for, so that a CPU can run them."""
 
 
-LARGE = ["monotone-cifar10-1m", "opteq-cityscapes", "opteq-imagenet-mid", "wide-resnet-50"]
-"""Models whose copies alone take many seconds; they differ from others by numbers only."""
+LARGE = [
+    "augmented-neural-ode-cifar10",
+    "monotone-cifar10-1m",
+    "neural-ode-cifar10",
+    "opteq-cityscapes",
+    "opteq-imagenet-mid",
+    "resnet-34",
+    "resnet-50",
+    "wide-resnet-50",
+]
+"""Models that take many seconds; they differ from others by numbers and blocks only."""
 
 
 @pytest.mark.parametrize("name", sorted({*list_models()} - {*LARGE}))

@@ -185,6 +185,7 @@ def test_start_sees_nothing_of_the_start_before() -> None:
             assert list(pool.map(start, (0, 1))) == [f"{number}, 1", f"{number}, 0"]
 
 
+@pytest.mark.slow
 def test_stopped_run_goes_on_with_another_number_of_processes(pair: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     code, printed = run(tmp_path, __file__, "stop", *TRAIN, "--output", str(folder))

@@ -318,6 +318,7 @@ def test_image_head_sees_the_margin_of_odd_images() -> None:
     assert not torch.equal(head(x), head(changed))
 
 
+@pytest.mark.slow
 def test_cityscapes_predicts_every_pixel() -> None:
     network = train("opteq-cityscapes").network
     with torch.no_grad():
