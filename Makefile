@@ -22,7 +22,7 @@ demo: setup  ## Train an equilibrium network on bundled digits, and write a page
 	$(BIN)/equipoise demo --output build/demo
 
 test: setup  ## The default tier.
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
