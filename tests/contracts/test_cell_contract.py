@@ -159,6 +159,12 @@ def test_cell_keeps_its_promises(name):
     check_cell(*make(name), second=not alike and not any(k in name for k in KINKED), skip=skip)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPERATORS)
+def test_cell_with_another_operator_passes_finite_differences(name):
+    check_cell(*make(name), second=not any(k in name for k in KINKED))
+
+
 @pytest.mark.parametrize("make", [*CELLS.values(), WideCell])
 def test_cell_that_others_are_checked_on_keeps_its_promises(make):
     check_cell(make(), torch.randn(3, 2))

@@ -86,6 +86,11 @@ def test_registry_holds_the_strategies():
     }
 
 
+@pytest.mark.slow
+def test_closed_form_keeps_its_promises():
+    check_gradient("closed_form")
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_gradient_keeps_its_promises(name):
     check_gradient(name)

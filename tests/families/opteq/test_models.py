@@ -140,7 +140,13 @@ def test_residual_stages_make_up_the_known_networks(widening: int, total: int) -
     assert sum(parameter.numel() for parameter in parts.parameters()) == total
 
 
-@pytest.mark.parametrize("name", sorted({*SMALL} - {"opteq-cifar10-1.4m"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "opteq-cifar10-1.4m" else ())
+        for name in SMALL
+    ],
+)
 def test_small_model_learns_a_batch(name: str) -> None:
     network = copy.deepcopy(built(name))
     x, y = batch(network, 8)
