@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise
 from equipoise.core import Interrupted, SettingError, Structure
-from equipoise.data import Dataset
+from equipoise.data import Dataset, ToFloat
 from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, make_task, read_metrics
 from equipoise.engine.part_activity import PartActivity, measure_parts
 from equipoise.engine.progress import SilentProgress
@@ -203,3 +203,14 @@ def test_wrong_declarations_are_told_by_name():
         part_weights_of(Wrong())
     with pytest.raises(SettingError, match=r"^Wrong.contributions must be a dict of numbers by na"):
         contributions_of(Wrong(), None, None)
+
+
+def test_samples_are_probed_as_they_are_learnt_from_where_none_are_scored():
+    images = torch.randint(0, 256, (16, 1, 28, 28), dtype=torch.uint8)
+    labels = torch.arange(16) % 2
+    data = Dataset("bytes", "train", "classification", ("a", "b"), (1, 28, 28), images, labels)
+    model = equipoise.create_model("opteq-mnist", num_classes=2)  # takes floats only
+    settings = TrainConfig(epochs=1, batch=16)
+    task, quiet = make_task("classification", data), SilentProgress()
+    trainer = Trainer(model, task, data, settings=settings, transform=ToFloat(), progress=quiet)
+    assert trainer.fit().epochs == 1

@@ -364,10 +364,7 @@ class Trainer:
         if not self.group.is_main or not has_parts(self.model):
             return {}
         count = min(MAX_PROBE, part_size(self.local_batch, self.settings.accumulate))
-        some = batches(self.train, count, shuffle=False, transform=self.test_transform)
-        device = self.group.device
-        x, y = next(some)
-        found = measure_parts(self.model, self.task, x.to(device), y.to(device))
+        found = measure_parts(self.model, self.task, *self._probe(count))
         if found is None:
             return {}
         if found.idle:
@@ -389,10 +386,13 @@ class Trainer:
         What is multiplied by zero at first is seen only later, so each score is preceded by this.
         """
         if self.task.reads_text and len(self.train):
-            count, device = trial_size(self.train), self.group.device
-            some = batches(self.train, count, shuffle=False, transform=self.test_transform)
-            x, y = next(some)
-            check_model(self.model, self.task, x.to(device), y.to(device))
+            check_model(self.model, self.task, *self._probe(trial_size(self.train)))
+
+    def _probe(self, count: int) -> tuple[Tensor, Tensor]:
+        """The first training samples, as they are scored, or learnt from where none are scored."""
+        transform = self.transform if self.test is None else self.test_transform
+        x, y = next(batches(self.train, count, shuffle=False, transform=transform))
+        return x.to(self.group.device), y.to(self.group.device)
 
     def _evaluate(self, dataset: Dataset) -> Evaluation:
         self._check_model()
