@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from equipoise.core.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from equipoise.analysis import certify, objective, spectral_radius
+    from equipoise.analysis import certify, objective, spectral_radius, verify
     from equipoise.core import ConvergenceError, ConvergenceWarning, Shared, flush_denormals
     from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
     from equipoise.families.opteq import (
@@ -131,6 +131,7 @@ __all__ = [
     "to_hidden_units",
     "to_opteq",
     "to_wide",
+    "verify",
 ]
 
 _FOLDERS = (

@@ -17,6 +17,7 @@ __all__ = [
     "BAD_INPUT",
     "DIVERGED",
     "DONE",
+    "FAILED",
     "Command",
     "add_config",
     "add_output",
@@ -28,7 +29,7 @@ __all__ = [
     "print_json",
 ]
 
-DONE, BAD_INPUT, DIVERGED = 0, 2, 3  # exit codes
+DONE, BAD_INPUT, DIVERGED, FAILED = 0, 2, 3, 4  # exit codes
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from equipoise.cli.report import REPORT
 from equipoise.cli.resume import RESUME
 from equipoise.cli.sweep import SWEEP
 from equipoise.cli.train import TRAIN
+from equipoise.cli.verify import VERIFY
 from equipoise.core import RepeatedNotes, choose, interruptible
 from equipoise.core.printable import PrintableStream
 
@@ -40,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate": EVALUATE,
     "predict": PREDICT,
     "certify": CERTIFY,
+    "verify": VERIFY,
     "report": REPORT,
     "sweep": SWEEP,
     "config": CONFIG,
@@ -50,9 +52,9 @@ COMMANDS: dict[str, Command] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
-    The codes are 0 for success, 2 for bad input, 3 for numerics that failed, 130 and 143 for an
-    interruption by SIGINT (Ctrl-C) and by SIGTERM, 141 for a closed pipe and 1 for an error of
-    ours.
+    The codes are 0 for success, 2 for bad input, 3 for numerics that failed, 4 for a statement that
+    failed its check, 130 and 143 for an interruption by SIGINT (Ctrl-C) and by SIGTERM, 141 for a
+    closed pipe and 1 for an error of ours.
 
     Args:
         argv: The words behind `equipoise` on the command line; by default those of this process.

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
     from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
     from equipoise.runs.trainer_report import report_trainer
+    from equipoise.runs.verified_run import verify_run
 
 __all__ = [
     "Config",
@@ -30,6 +31,7 @@ __all__ = [
     "report_trainer",
     "resume_run",
     "train_run",
+    "verify_run",
 ]
 
 # Names are imported when they are first used, because torch takes seconds, and `equipoise list
@@ -38,7 +40,7 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         __all__,
-        ("sections", "config", "saved_run", "run", "run_report", "trainer_report"),
+        ("sections", "config", "saved_run", "run", "run_report", "trainer_report", "verified_run"),
     )
 
     def __dir__() -> list[str]:
