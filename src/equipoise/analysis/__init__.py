@@ -14,8 +14,10 @@ from equipoise.analysis.check import (
     register_check,
     verify,
 )
+from equipoise.analysis.kernel import kernel_spectrum, tangent_kernel
 from equipoise.analysis.problem import objective
 from equipoise.analysis.spectrum import SpectralRadius, spectral_radius
+from equipoise.analysis.training_path import TrainingPath, gradient_descent, gradient_flow
 
 __all__ = [
     "Case",
@@ -24,13 +26,18 @@ __all__ = [
     "Inequality",
     "SpectralRadius",
     "Subject",
+    "TrainingPath",
     "Verdict",
     "certify",
     "find_checks",
+    "gradient_descent",
+    "gradient_flow",
+    "kernel_spectrum",
     "list_checks",
     "make_case",
     "objective",
     "register_check",
     "spectral_radius",
+    "tangent_kernel",
     "verify",
 ]
