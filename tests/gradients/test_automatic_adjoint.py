@@ -182,3 +182,16 @@ def test_conjugate_gradient_that_ran_out_of_steps_is_not_followed_by_gmres() -> 
     )
     assert isinstance(solution.solver, ConjugateGradient)
     assert solution.steps.tolist() == [3] * 4
+
+
+def test_adjoint_that_is_as_exact_as_rounding_allows_is_not_solved_again() -> None:
+    """GMRES would take the memory of its directions and find nothing better."""
+    g = torch.ones(4, 400)
+    A = torch.diag(torch.linspace(0, 0.9, 400)).expand(4, -1, -1)
+    problem = affine_problem(A, g, symmetric=True)
+    solution = solve_adjoint(
+        problem, torch.zeros_like(g), g, ConjugateGradient(), Stop(1e-30, max_steps=200)
+    )
+    assert isinstance(solution.solver, ConjugateGradient)
+    assert not solution.converged.any()
+    assert (solution.residual < 2e-6).all()
