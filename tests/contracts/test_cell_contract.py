@@ -14,6 +14,7 @@ from equipoise import Cell, Equilibrium, Stop
 from equipoise.families.explicit import to_weight_tied
 from equipoise.families.lipschitz import LipschitzBounded
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
+from equipoise.families.multiscale import MultiscaleCell
 from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.families.relu_implicit import ReluImplicitCell
@@ -93,6 +94,7 @@ CASES = {
     "monotone_conv_none": lambda: MonotoneConv2d(2, 2, 3, 1.0, "softplus", "none").cell,
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
+    "multiscale_relu": lambda: MultiscaleCell((2, 2), 1, 1, deviation=0.3),
     "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),
     **{
         f"lipschitz_relu_{name}": lambda name=name: lipschitz(splitting=name)
@@ -132,6 +134,8 @@ def make(name):
             )
     if "tiers" in name:
         return cell, torch.randn(2, 2, 6, 8, dtype=torch.float64)
+    if "multiscale" in name:
+        return cell, torch.randn(2, 2, 4, 4, dtype=torch.float64)
     shape = (2, 2, 3, 4) if "conv" in name else (2, 2 if name == "wide" else 3)
     return cell, torch.randn(shape, dtype=torch.float64)
 

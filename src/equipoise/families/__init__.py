@@ -4,10 +4,20 @@ from equipoise.families import (
     explicit,
     lipschitz,
     monotone,
+    multiscale,
     opteq,
     relu_implicit,
     residual,
     well_posed,
 )
 
-__all__ = ["explicit", "lipschitz", "monotone", "opteq", "relu_implicit", "residual", "well_posed"]
+__all__ = [
+    "explicit",
+    "lipschitz",
+    "monotone",
+    "multiscale",
+    "opteq",
+    "relu_implicit",
+    "residual",
+    "well_posed",
+]

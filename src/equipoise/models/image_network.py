@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.tree import Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.models.model import Model
@@ -119,11 +120,9 @@ class ImageNetwork(ImageModel):
         y: Tensor = self.head(self.equilibrium(self.extractor(x)))
         return y
 
-    def features(self, x: Tensor) -> Tensor:
-        """Return the equilibrium for a batch of images."""
-        z = self.equilibrium(self.extractor(self.prepare(x)))
-        assert isinstance(z, Tensor)
-        return z
+    def features(self, x: Tensor) -> Tree:
+        """Return the equilibrium for a batch of images: a tensor, or several as a tree."""
+        return self.equilibrium(self.extractor(self.prepare(x)))
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the parameters of `extractor`, `equilibrium`, `head`, `classifier` and `total`.

@@ -1,0 +1,141 @@
+"""The parts of a multiscale cell: residual blocks, and the maps between resolutions."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+__all__ = ["Convolution", "Kernels", "ResidualBlock", "fusion_map"]
+
+
+class Convolution(nn.Module):
+    """A convolution without bias, whose kernels may be normalised: `W = g V/|V|`.
+
+    Weight normalisation (Salimans & Kingma, 2016) learns the length `g` of an output channel's
+    kernel apart from its direction.
+
+    Args:
+        into: Channels of the input.
+        out: Channels of the output.
+        side: Side of the kernels, odd.
+        normalize: Whether kernels are normalised.
+    """
+
+    def __init__(self, into: int, out: int, side: int, *, normalize: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out, into, side, side))
+        self.length = nn.Parameter(torch.empty(out, 1, 1, 1)) if normalize else None
+        self.padding = side // 2
+
+    def draw_(self, deviation: float) -> None:
+        """Draw the kernels from a normal distribution, as they are with and without normalising."""
+        nn.init.normal_(self.weight, std=deviation)
+        if self.length is not None:
+            with torch.no_grad():
+                self.length.copy_(_lengths(self.weight))
+
+    def kernel(self) -> Tensor:
+        """Return `W`."""
+        if self.length is None:
+            return self.weight
+        return self.weight * (self.length / _lengths(self.weight))
+
+    def forward(self, x: Tensor, kernel: Tensor | None = None) -> Tensor:
+        """Return `W * x`.
+
+        Args:
+            x: The images.
+            kernel: `W`, if it is known already.
+        """
+        return F.conv2d(x, self.kernel() if kernel is None else kernel, padding=self.padding)
+
+
+class Kernels(NamedTuple):
+    """The normalised kernels of one resolution, made once for each solve.
+
+    `MultiscaleCell.inject` wraps them in `Shared`; the step sees tensors.
+    """
+
+    widen: Any
+    narrow: Any
+    mix: Any
+
+
+class ResidualBlock(nn.Module):
+    """`n3(relu(z + n2(x + m W2 * relu(n1(W1 * z)))))`: the block of one resolution.
+
+    As in Bai et al. (2020), Figure 2. `n1`, `n2` and `n3` are group normalisations, `m` is the mask
+    of variational dropout.
+
+    Args:
+        channels: Channels of the resolution.
+        expansion: How many times as many there are between the two convolutions.
+        groups: Groups of the normalisations.
+        normalize: Whether the kernels are normalised.
+    """
+
+    def __init__(self, channels: int, expansion: int, groups: int, *, normalize: bool) -> None:
+        super().__init__()
+        inner = expansion * channels
+        self.widen = Convolution(channels, inner, 3, normalize=normalize)
+        self.narrow = Convolution(inner, channels, 3, normalize=normalize)
+        self.norm1 = nn.GroupNorm(groups, inner)
+        self.norm2 = nn.GroupNorm(groups, channels)
+        self.norm3 = nn.GroupNorm(groups, channels)
+
+    def forward(
+        self, z: Tensor, x: Tensor | None, mask: Tensor | None, kernels: Kernels | None
+    ) -> Tensor:
+        """Return the block's value.
+
+        Args:
+            z: The state at this resolution.
+            x: What is injected here, if anything.
+            mask: The mask of dropout, (batch, channels, 1, 1), if there is dropout.
+            kernels: The kernels, if they are normalised.
+        """
+        widen, narrow = (None, None) if kernels is None else kernels[:2]
+        y = self.narrow(torch.relu_(self.norm1(self.widen(z, widen))), narrow)
+        if mask is not None:
+            y = y * mask
+        if x is not None:
+            y = y + x
+        value: Tensor = self.norm3(torch.relu_(self.norm2(y).add_(z)))
+        return value
+
+
+def fusion_map(channels: tuple[int, ...], source: int, target: int, groups: int) -> nn.Sequential:
+    """Return the map from one resolution to another, as in Bai et al. (2020), Section 3.2.
+
+    To a coarser one by a convolution of side 3 and stride 2 for each halving, of which the last has
+    the target's channels; to a finer one by a convolution of side 1 and copies of pixels. Each
+    convolution is followed by group normalisation, and by ReLU between two of them.
+
+    Args:
+        channels: Channels of each resolution, the finest first.
+        source: From which.
+        target: To which.
+        groups: Groups of the normalisations.
+    """
+    into, out = channels[source], channels[target]
+    if source > target:
+        return nn.Sequential(
+            nn.Conv2d(into, out, 1, bias=False),
+            nn.GroupNorm(groups, out),
+            nn.Upsample(scale_factor=2 ** (source - target), mode="nearest"),
+        )
+    parts: list[nn.Module] = []
+    for scale in range(source + 1, target + 1):
+        wide = out if scale == target else into
+        parts += [nn.Conv2d(into, wide, 3, 2, padding=1, bias=False), nn.GroupNorm(groups, wide)]
+        if scale < target:
+            parts.append(nn.ReLU(inplace=True))
+    return nn.Sequential(*parts)
+
+
+def _lengths(kernels: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(kernels, dim=(1, 2, 3), keepdim=True)
+    return lengths
