@@ -12,6 +12,7 @@ from torch import nn
 import equipoise
 from equipoise import Cell, Equilibrium, Stop
 from equipoise.families.explicit import to_weight_tied
+from equipoise.families.imaging import GradientCell, ProximalCell, ResidualNetwork
 from equipoise.families.lipschitz import LipschitzBounded
 from equipoise.families.monotone import MonotoneConv2d, MonotoneDense, MonotoneMultiTier
 from equipoise.families.multiscale import MultiscaleCell
@@ -23,7 +24,7 @@ from equipoise.families.well_posed import WellPosed
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
 from equipoise.layers.function import FixedPointCell, FunctionCell
 from equipoise.layers.root import RootCell
-from equipoise.operators import Composed, separable
+from equipoise.operators import Blur, Composed, Identity, Mask, separable
 from equipoise.prox import ACTIVATIONS, REGULARIZERS, Incay, MatrixActivation, Tanh
 from equipoise.testing import check_cell
 from equipoise.testing.cells import CELLS
@@ -61,7 +62,14 @@ def lipschitz(**options):
     return cell
 
 
+def imaging(kind, degradation):
+    return kind(degradation, ResidualNetwork(2, 3, 2, 3, 0.8), 0.7)
+
+
 CASES = {
+    "imaging_conv_relu_denoise": lambda: imaging(ProximalCell, Identity()),
+    "imaging_conv_relu_deblur": lambda: imaging(GradientCell, Blur(0.8, 3)),
+    "imaging_conv_relu_inpaint": lambda: imaging(GradientCell, Mask()),
     **{f"activation_{name}": lambda name=name: dense(4, name) for name in ACTIVATIONS},
     **{f"norm_{name}": lambda name=name: dense([4, 2], norm=name) for name in get_args(Norm)},
     **{

@@ -19,6 +19,7 @@ from published import (
     write_cityscapes,
     write_folder,
     write_idx,
+    write_images,
     write_svhn,
 )
 
@@ -103,7 +104,9 @@ def test_image_folder_refuses_classes_that_training_does_not_have(tmp_path: Path
         load_data("image-folder", "val", root=tmp_path)
 
 
-@pytest.mark.parametrize("write", [write_camvid, write_cityscapes, write_svhn, write_folder])
+@pytest.mark.parametrize(
+    "write", [write_camvid, write_cityscapes, write_svhn, write_folder, write_images]
+)
 def test_empty_folder_is_not_a_data_set(
     write: Callable[[Path, str], object], tmp_path: Path
 ) -> None:
@@ -126,7 +129,8 @@ def only(reason: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
-    "name", ["mnist", "svhn", "cifar10", "npz", "npy", "csv", "image-folder", "camvid", "text"]
+    "name",
+    ["mnist", "svhn", "cifar10", "npz", "npy", "csv", "image-folder", "images", "camvid", "text"],
 )
 def test_random_damage_gives_data_errors_or_data(name: str, seed: int, tmp_path: Path) -> None:
     random = np.random.default_rng(seed)

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.data import (
-    AddNoise,
     Compose,
+    Degrade,
     Greyscale,
     Normalize,
     PadCropFlip,
@@ -19,6 +19,7 @@ from equipoise.data import (
     ToFloat,
     Transform,
 )
+from equipoise.operators import Mask
 
 ALL = [
     ToFloat(),
@@ -112,8 +113,8 @@ def test_transform_refuses_wrong_shapes(transform: Transform) -> None:
             "RandomResizedCrop.ratio must be a positive",
         ),
         (lambda: Greyscale(0), "Greyscale.channels must be"),
-        (lambda: AddNoise(-1), "AddNoise.sigma must be zero or a positive number"),
-        (lambda: AddNoise(math.inf), "AddNoise.sigma must be zero or a positive number"),
+        (lambda: Degrade(-1), "Degrade.sigma must be zero or a positive number"),
+        (lambda: Degrade(math.inf), "Degrade.sigma must be zero or a positive number"),
         (lambda: Compose(torch.relu), "Compose.transforms must be transforms"),  # type: ignore[arg-type]
     ],
 )
@@ -269,37 +270,37 @@ def test_random_resized_crop_draws_boxes_as_one_by_one(
         assert ks_2samp(found[:, i], expected[:, i]).pvalue > 1e-3
 
 
-def test_add_noise_adds_a_normal_sample_and_keeps_the_clean_images_as_targets() -> None:
+def test_degrade_adds_a_normal_sample_and_keeps_the_clean_images_as_targets() -> None:
     from scipy.stats import kstest
 
     x, labels = images(40)[0] / 255, torch.arange(40)
     state = torch.get_rng_state()
-    noisy, clean = AddNoise(0.3)(x, labels, generator=seeded())
-    again, _ = AddNoise(0.3)(x, labels, generator=seeded())
+    noisy, clean = Degrade(0.3)(x, labels, generator=seeded())
+    again, _ = Degrade(0.3)(x, labels, generator=seeded())
     assert torch.equal(noisy, again)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(clean, x)
     assert kstest(((noisy - clean) / 0.3).flatten().numpy(), "norm").pvalue > 1e-3
-    assert not torch.equal(AddNoise(0.3)(x, labels, generator=seeded(1))[0], noisy)
-    assert torch.equal(AddNoise(0)(x, labels, generator=seeded())[0], x)
-    assert AddNoise(0.3)(x.double(), labels, generator=seeded())[0].dtype == torch.float64
+    assert not torch.equal(Degrade(0.3)(x, labels, generator=seeded(1))[0], noisy)
+    assert torch.equal(Degrade(0)(x, labels, generator=seeded())[0], x)
+    assert Degrade(0.3)(x.double(), labels, generator=seeded())[0].dtype == torch.float64
 
 
-def test_add_noise_refuses_bytes_no_generator_and_to_come_before_what_moves_pixels() -> None:
+def test_degrade_refuses_bytes_no_generator_and_to_come_before_what_moves_pixels() -> None:
     x, mask = images()
-    with pytest.raises(ValueError, match=r"AddNoise.x must hold floats; got torch.uint8"):
-        AddNoise(0.1)(x, mask, generator=seeded())
-    with pytest.raises(ValueError, match=r"AddNoise.generator must be a torch.Generator"):
-        AddNoise(0.1)(x / 255, mask)
-    noisy, clean = Compose(PadCropFlip(), ToFloat(), AddNoise(0.0), Normalize(0.5, 2.0))(
+    with pytest.raises(ValueError, match=r"Degrade.x must hold floats; got torch.uint8"):
+        Degrade(0.1)(x, mask, generator=seeded())
+    with pytest.raises(ValueError, match=r"Degrade.generator must be a torch.Generator"):
+        Degrade(0.1)(x / 255, mask)
+    noisy, clean = Compose(PadCropFlip(), ToFloat(), Degrade(0.0), Normalize(0.5, 2.0))(
         x, mask, generator=seeded()
     )
     assert torch.allclose(2 * noisy + 0.5, clean)
     for moving in (PadCropFlip(), Resize((4, 4)), RandomResizedCrop((4, 4))):
         with pytest.raises(
-            ValueError, match=f"{type(moving).__name__}.y must not be images.*AddNoise after it"
+            ValueError, match=f"{type(moving).__name__}.y must not be images.*Degrade after it"
         ):
-            Compose(ToFloat(), AddNoise(0.1), moving)(x, mask, generator=seeded())
+            Compose(ToFloat(), Degrade(0.1), moving)(x, mask, generator=seeded())
 
 
 def test_compose_has_a_readable_name() -> None:
@@ -309,3 +310,13 @@ def test_compose_has_a_readable_name() -> None:
     )
     assert Compose(ToFloat()) == Compose(ToFloat())
     assert hash(Compose(ToFloat())) == hash(Compose(ToFloat()))
+
+
+def test_degrade_per_image_depends_on_the_image_alone() -> None:
+    x, labels = images(5)[0] / 255, torch.arange(5)
+    degrade = Degrade(0.2, Mask(0.3), per_image=True)
+    whole = degrade(x, labels)[0]
+    turned = degrade(x.flip(0), labels, generator=seeded(7))[0]
+    assert torch.equal(turned.flip(0), whole)
+    assert torch.equal(degrade(x[3:4] + 1e-7, labels[:1])[0] == 0, whole[3:4] == 0)
+    assert not torch.equal(whole[0] == 0, whole[1] == 0)

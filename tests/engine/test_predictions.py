@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from equipoise.core import ConvergenceWarning
 from equipoise.data import (
-    AddNoise,
     Compose,
     DataError,
     Dataset,
+    Degrade,
     Greyscale,
     Normalize,
     Resize,
@@ -206,7 +206,7 @@ def test_pictures_come_back_as_they_were_through_the_identity(
     tmp_path: Path, mode: str, channels: int, noise: bool
 ) -> None:
     path = picture(tmp_path / "a.png", 5, 7, mode=mode)
-    transform = Compose(ToFloat(), AddNoise(1.0)) if noise else None
+    transform = Compose(ToFloat(), Degrade(1.0)) if noise else None
     inputs = read_inputs([tmp_path], shape=(channels, 5, 7))
     write_predictions(
         predict(nn.Identity(), Restoration(), inputs, classes=(), transform=transform),

@@ -321,7 +321,7 @@ def test_psnr_is_averaged_over_images_and_exact_ones_have_100_decibels() -> None
         (
             "restoration",
             lambda x, y: (x, y.long()[:, 0, 0, 0]),
-            r"target.*clean images.*AddNoise",
+            r"target.*clean images.*Degrade",
         ),
     ],
 )

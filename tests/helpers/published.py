@@ -181,6 +181,13 @@ def write_cityscapes(folder: Path, split: str) -> Content:
     return x, np.vectorize(lambda value: CITY.get(value, 255))(mask)
 
 
+def write_images(folder: Path, split: str) -> Content:
+    x = random_of(split).integers(0, 256, (3, 3, 5, 7)).astype(np.uint8)
+    for i, image in enumerate(x):
+        save_image(folder / split / f"{i}.png", image.transpose(1, 2, 0))
+    return x, np.zeros(3, dtype=np.int64)
+
+
 TEXT = {
     "train": "a b a\n c <unk>\n",
     "val": " b zebra \n",
@@ -264,6 +271,7 @@ WRITERS: dict[str, Callable[[Path, str], Content]] = {
     "digits": write_digits,
     "fashion-mnist": write_idx,
     "image-folder": write_folder,
+    "images": write_images,
     "mnist": write_idx,
     "npy": write_npy,
     "npz": write_npz,

@@ -3,9 +3,28 @@ import re
 import pytest
 import torch
 
-from equipoise.operators import Composed, Convolution, Dense, separable
+from equipoise.operators import (
+    Blur,
+    Composed,
+    Convolution,
+    Dense,
+    Identity,
+    Mask,
+    separable,
+)
+
+
+def mask():
+    operator = Mask()
+    operator.mask = (torch.arange(30).reshape(5, 6) % 3 > 0).float()
+    return operator
+
 
 OPERATORS = {
+    "identity": lambda: (Identity(), (2, 3, 4, 5)),
+    "blur": lambda: (Blur(0.8, 3), (2, 3, 5, 6)),
+    "blur_zeros": lambda: (Blur(1.2, 5, "zeros"), (2, 1, 5, 6)),
+    "mask": lambda: (mask(), (2, 3, 5, 6)),
     "dense_tall": lambda: (Dense(3, 7), (2, 3)),
     "dense_wide": lambda: (Dense(7, 3), (2, 7)),
     "zeros": lambda: (Convolution(3, 5), (2, 3, 6, 7)),

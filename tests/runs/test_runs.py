@@ -10,8 +10,8 @@ import torch
 from equipoise import ConvergenceError, ConvergenceWarning
 from equipoise.cli import main
 from equipoise.data import (
-    AddNoise,
     Dataset,
+    Degrade,
     Normalize,
     PadCropFlip,
     RandomResizedCrop,
@@ -499,7 +499,7 @@ def test_transforms_are_what_the_config_says():
     )
     assert type(train.transforms[0]) is RandomResizedCrop
     assert type(plain.transforms[0]) is Resize
-    assert isinstance(plain.transforms[-1], AddNoise)
+    assert isinstance(plain.transforms[-1], Degrade)
     x, y = plain(pictures.x[:2], pictures.y[:2], generator=torch.Generator().manual_seed(0))
     assert x.shape == y.shape == (2, 1, 4, 4)
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.cli.command import BAD_INPUT, DONE, Command, add_run, count
 from equipoise.cli.failure import say_error
 from equipoise.core import require_count
 from equipoise.core.printable import printable_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["PREDICT"]
 
@@ -34,7 +39,7 @@ def run(arguments: Namespace) -> int:
     from equipoise.data import DataError
     from equipoise.engine.inputs import read_inputs
     from equipoise.engine.predict import predict, write_predictions
-    from equipoise.engine.tasks import LabelAnswer
+    from equipoise.engine.tasks import ImageAnswer, LabelAnswer
     from equipoise.runs import open_run
 
     run = open_run(arguments.folder, trust=arguments.trust)
@@ -61,6 +66,8 @@ def run(arguments: Namespace) -> int:
         columns=run.about.columns,
         on_bad_file=tell_bad,
     )
+    if run.config.data.greyscale and task.answer_type is ImageAnswer:
+        inputs = _tell_colours(inputs)
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
     shown = min(arguments.top, len(run.classes))
     if shown > 1:
@@ -88,6 +95,18 @@ def run(arguments: Namespace) -> int:
     if len(bad) > 1:
         say_error(f"{count(len(bad), 'file')} could not be read")
     return BAD_INPUT if bad else DONE
+
+
+def _tell_colours(inputs: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Pass samples on, and say which of them lose their colours."""
+    for name, image in inputs:
+        if image.dim() == 3 and len(image) == 3 and not bool((image == image[:1]).all()):
+            print(
+                f"equipoise: warning: {printable_name(name)} loses its colours, since the model "
+                "was trained on grey images",
+                file=sys.stderr,
+            )
+        yield name, image
 
 
 PREDICT = Command(

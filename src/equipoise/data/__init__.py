@@ -3,6 +3,7 @@
 # Importing a reader's module registers it.
 from equipoise.data import (  # noqa: F401
     cifar,
+    clean_images,
     csv_table,
     digits,
     image_folder,
@@ -20,6 +21,7 @@ from equipoise.data.bad_sample import (
 )
 from equipoise.data.batch import batch_count, batches
 from equipoise.data.dataset import Dataset
+from equipoise.data.degrade import Degrade
 from equipoise.data.errors import DataError
 from equipoise.data.fingerprint import fingerprint
 from equipoise.data.loader import LoaderWarning, Loading
@@ -27,11 +29,10 @@ from equipoise.data.mix import CutMix, Mixup
 from equipoise.data.rand_augment import RandAugment
 from equipoise.data.reader import DATASETS, Reader, find_scored_split, list_data, load_data
 from equipoise.data.spatial_transform import PadCropFlip, RandomResizedCrop, Resize
-from equipoise.data.transform import AddNoise, Compose, Greyscale, Normalize, ToFloat, Transform
+from equipoise.data.transform import Compose, Greyscale, Normalize, ToFloat, Transform
 
 __all__ = [
     "DATASETS",
-    "AddNoise",
     "BadSampleError",
     "BadSampleWarning",
     "BadSamples",
@@ -39,6 +40,7 @@ __all__ = [
     "CutMix",
     "DataError",
     "Dataset",
+    "Degrade",
     "Greyscale",
     "LoaderWarning",
     "Loading",

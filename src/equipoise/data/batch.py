@@ -45,7 +45,8 @@ def batches(
 
     Args:
         dataset: Where the samples come from.
-        size: Samples in each batch of each rank; the last batch may be smaller.
+        size: Samples in each batch of each rank; the last batch may be smaller. Those of a data set
+            that is `one_by_one` have one.
         seed: Seeds the order and the transforms.
         epoch: The number of the epoch.
         shuffle: Whether to draw an order; otherwise it is that of the data set.
@@ -59,6 +60,7 @@ def batches(
     """
     samples = _positions(dataset, shuffle, rank, world)
     require_count("batches.size", size)
+    size = 1 if dataset.one_by_one else size
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
         require_whole(f"batches.{name}", value)
     count = -(-len(samples) // size)
@@ -92,6 +94,7 @@ def batch_count(
         world: As in `batches`.
     """
     require_count("batch_count.size", size)
+    size = 1 if dataset.one_by_one else size
     return -(-len(_positions(dataset, shuffle, rank, world)) // size)
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ from equipoise.data.vocabulary import Tokens
 
 __all__ = ["TASKS", "Dataset", "Task"]
 
-Task = Literal["classification", "segmentation", "text", "arrays", "regression"]
-TASKS: tuple[Task, ...] = ("classification", "segmentation", "text", "arrays", "regression")
+Task = Literal["classification", "segmentation", "text", "arrays", "regression", "images"]
+TASKS: tuple[Task, ...] = get_args(Task)
 MAX_LISTED = 20  # classes named in a message
 
 
@@ -32,7 +32,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         name: The registered name of its reader.
         split: The published split: `train`, `val` or `test`.
         task: What the targets are: classes, masks of classes, the next words, labels of plain
-            arrays, or numbers.
+            arrays, numbers, or nothing beside the images.
         classes: Names of the classes, the vocabulary, or names of the numbers to predict.
         shape: Of one sample; of the first one where they differ.
         x: All samples, uint8 (images, 0 to 255), float32 or int64 (words); `None` if they are
@@ -47,6 +47,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         files: The files of each sample, if samples are read one by one from files.
         bad: Where samples that cannot be read are noted, which `gather` then does without; `None`
             raises their errors.
+        one_by_one: Whether samples differ in shape, so that each is a batch of its own.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     tokens: Tokens | None = None
     files: tuple[tuple[Path, ...], ...] = ()
     bad: BadSamples | None = None
+    one_by_one: bool = False
 
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)

@@ -23,6 +23,7 @@ __all__ = [
     "Size",
     "find_other_size",
     "find_shape",
+    "find_size",
     "is_image_file",
     "list_images",
     "list_subfolders",
@@ -121,20 +122,29 @@ def find_other_size(paths: Sequence[Path]) -> tuple[tuple[int, int], tuple[int, 
     Args:
         paths: The files.
     """
-    pillow, first = _pillow(), None
+    first = None
     for path in paths[:: max(1, -(-len(paths) // MAX_HEADERS))]:
-        try:
-            with path.open("rb") as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                image = pillow.open(file, formats=_FORMATS)
-        except Exception:  # whatever a parser raises; whoever needs the image will say so
-            continue
-        turned = "exif" in image.info and _orientation(image) >= 5
-        size = (image.width, image.height) if turned else (image.height, image.width)
+        size = find_size(path)
         first = first or size
-        if size != first:
+        if first is not None and size is not None and size != first:
             return first, size
     return None
+
+
+def find_size(path: Path) -> tuple[int, int] | None:
+    """Return the height and width that the header of an image tells, or `None` without one.
+
+    Args:
+        path: The file.
+    """
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = _pillow().open(file, formats=_FORMATS)
+    except Exception:  # whatever a parser raises; whoever needs the image will say so
+        return None
+    turned = "exif" in image.info and _orientation(image) >= 5
+    return (image.width, image.height) if turned else (image.height, image.width)
 
 
 def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,6 @@ from equipoise.core import (
 )
 
 __all__ = [
-    "AddNoise",
     "Compose",
     "Greyscale",
     "Normalize",
@@ -67,7 +66,7 @@ class Transform(ABC):
                 f"{self._name}.y",
                 "not be images, which it would not move",
                 y,
-                "Apply AddNoise after it.",
+                "Apply Degrade after it.",
                 got=f"a tensor of shape {tuple(y.shape)}",
             )
         return self.apply(x, y, generator)
@@ -191,31 +190,6 @@ class Greyscale(Transform):
         weights = values.new_tensor((0.299, 0.587, 0.114))
         grey = torch.einsum("bchw,c->bhw", values, weights)[:, None]
         return match_kind(grey, x).expand(-1, self.channels, -1, -1), y
-
-
-@final
-@dataclass(frozen=True)
-class AddNoise(Transform):
-    """Adds Gaussian noise and makes the clean images the targets, to train a denoiser.
-
-    Put it after all transforms that move pixels, which must move clean and noisy ones alike.
-
-    Args:
-        sigma: Standard deviation of the noise, in the units of the images.
-    """
-
-    sigma: float
-
-    def __post_init__(self) -> None:
-        require_positive("AddNoise.sigma", self.sigma, or_zero=True)
-
-    def apply(
-        self, x: Tensor, y: Tensor, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        require_floats("AddNoise", x)
-        generator = require_generator("AddNoise", generator)
-        noise = torch.randn(x.shape, generator=generator, device=generator.device)
-        return x + self.sigma * noise.to(x), x
 
 
 def require_floats(owner: str, x: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError, require_count, stop_if_requested, write_atomically
-from equipoise.data import AddNoise, Compose, DataError, Transform
+from equipoise.data import Compose, DataError, Degrade, Transform
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Answer, FileAnswer, Task, finite_samples
 
@@ -74,17 +74,17 @@ def predict(
         task: What it was trained for.
         inputs: Names and samples, as from `read_inputs`.
         classes: Names of the classes, or the vocabulary.
-        transform: What is done to each batch, as in evaluations, but for noise: images come as they
-            are.
+        transform: What is done to each batch, as in evaluations, but for `Degrade`: images come as
+            they are.
         batch: Samples at once; those of different shapes are not mixed.
         device: Where to compute.
     """
     require_count("predict.batch", batch)
     if isinstance(transform, Compose):
         transform = Compose(
-            *(step for step in transform.transforms if not isinstance(step, AddNoise))
+            *(step for step in transform.transforms if not isinstance(step, Degrade))
         )
-    elif isinstance(transform, AddNoise):
+    elif isinstance(transform, Degrade):
         transform = None
     model.to(device)
     solves, training = SolveMonitor(model), model.training

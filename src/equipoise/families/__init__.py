@@ -2,6 +2,7 @@
 
 from equipoise.families import (
     explicit,
+    imaging,
     lipschitz,
     monotone,
     multiscale,
@@ -13,6 +14,7 @@ from equipoise.families import (
 
 __all__ = [
     "explicit",
+    "imaging",
     "lipschitz",
     "monotone",
     "multiscale",

@@ -25,7 +25,7 @@ from equipoise.operators.orthogonal import (
     symbol_floor,
 )
 
-__all__ = ["Convolution", "Padding"]
+__all__ = ["Convolution", "Padding", "convolve"]
 
 Padding = Literal["zeros", "circular"]
 
@@ -96,15 +96,7 @@ class Convolution(Operator):
         return self._convolve(transposed[0], y, (right, left, bottom, top))
 
     def _convolve(self, kernel: Tensor, z: Tensor, margin: tuple[int, int, int, int]) -> Tensor:
-        left, right, top, bottom = margin
-        if self.padding == "zeros" and left == right and top == bottom:
-            return F.conv2d(z, kernel, padding=(top, left), groups=self.groups)
-        z = (
-            F.pad(z, margin, mode="constant" if self.padding == "zeros" else "circular")
-            if any(margin)
-            else z
-        )
-        return F.conv2d(z, kernel, groups=self.groups)
+        return convolve(kernel, z, margin, self.padding, self.groups)
 
     def zeros(self, c: Tensor) -> Tensor:
         zeros = c.new_zeros(c.shape[0], self.kernel.shape[1] * self.groups, *c.shape[2:])
@@ -167,3 +159,30 @@ class Convolution(Operator):
             f"{into * self.groups}, {out}, kernel_size=({height}, {width}), "
             f"padding={self.padding}, groups={self.groups}"
         )
+
+
+def convolve(
+    kernel: Tensor,
+    z: Tensor,
+    margin: tuple[int, int, int, int],
+    padding: Padding,
+    groups: int = 1,
+) -> Tensor:
+    """Return images convolved with a kernel, after a margin was added to them.
+
+    Args:
+        kernel: Shape (out, in / groups, h, w).
+        z: The images.
+        margin: Pixels added on the left, on the right, above and below.
+        padding: What is added.
+        groups: As of `torch.nn.Conv2d`.
+    """
+    left, right, top, bottom = margin
+    if padding == "zeros" and left == right and top == bottom:
+        return F.conv2d(z, kernel, padding=(top, left), groups=groups)
+    z = (
+        F.pad(z, margin, mode="constant" if padding == "zeros" else "circular")
+        if any(margin)
+        else z
+    )
+    return F.conv2d(z, kernel, groups=groups)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from equipoise.core import ConvergenceError, SettingError
 from equipoise.data import (
-    AddNoise,
     Compose,
     CutMix,
     Dataset,
+    Degrade,
     Greyscale,
     Mixup,
     Normalize,
@@ -30,6 +30,7 @@ from equipoise.data.image import MAX_PIXELS
 from equipoise.engine import Task
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.models import Model, create_model, model_options
+from equipoise.operators import DEGRADATIONS
 from equipoise.runs.config import Config
 from equipoise.runs.sections import DataConfig, ModelConfig, as_config_error
 
@@ -41,8 +42,9 @@ __all__ = [
     "try_out",
 ]
 
-DATA_OPTIONS = ("num_classes", "input_shape")
-"""The options of a model that come from the data: how many outputs, and the shape of a sample."""
+DATA_OPTIONS = ("num_classes", "input_shape", "degradation")
+"""The options of a model that come from the data: how many outputs, the shape of a sample, and what
+happened to it."""
 
 
 def make_transforms(
@@ -56,7 +58,7 @@ def make_transforms(
     """
     steps: list[Transform] = [ToFloat()] if len(dataset.shape) == 3 else []
     if not steps:
-        names = ("greyscale", "size", "rand_augment", "noise")
+        names = ("greyscale", "size", "rand_augment", "noise", "degradation")
         asked = [name for name in names if getattr(data, name)]
         asked += ["mean"] if data.mean and not _is_table(dataset) else []
         asked += [name for name in ("augment", "mix") if getattr(data, name) != "none"]
@@ -87,12 +89,21 @@ def make_transforms(
         )
     if data.rand_augment:
         vary += [ToFloat(), RandAugment(data.rand_augment, data.rand_strength, ignore)]
-    if data.noise:
-        steps.append(AddNoise(data.noise))
-    if data.mean:
-        steps.append(Normalize(data.mean, data.std))
+    last: list[Transform] = [Normalize(data.mean, data.std)] if data.mean else []
+    learn, score = _make_damage(data)
     mix = _make_mix(data, dataset)
-    return Compose(*first, *vary, *steps, *mix), Compose(*first, *resize, *steps)
+    return (
+        Compose(*first, *vary, *steps, *learn, *last, *mix),
+        Compose(*first, *resize, *steps, *score, *last),
+    )
+
+
+def _make_damage(data: DataConfig) -> tuple[list[Transform], list[Transform]]:
+    """What damages training images, and images that are scored, if anything does."""
+    if not data.noise and not data.degradation:
+        return [], []
+    damage = DEGRADATIONS.resolve(data.degradation or "identity")
+    return [Degrade(data.noise, damage)], [Degrade(data.noise, damage, per_image=True)]
 
 
 def _make_mix(data: DataConfig, dataset: Dataset) -> list[Transform]:
@@ -126,6 +137,16 @@ def resolve(config: Config, dataset: Dataset) -> Config:
             raise SettingError(
                 "model.options.num_classes",
                 f"be {outputs} for these data",
+                given,
+                "Leave it out.",
+            )
+    if "degradation" in known and (config.data.degradation or config.data.noise):
+        damage = dict(config.data.degradation) or {"name": "identity"}
+        given = options.setdefault("degradation", damage)
+        if given != damage:
+            raise SettingError(
+                "model.options.degradation",
+                f"be that of the data, {damage}",
                 given,
                 "Leave it out.",
             )

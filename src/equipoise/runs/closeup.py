@@ -204,7 +204,7 @@ def show_samples(trained: Trained, samples: Dataset) -> list[ShownSample]:
         if x.dim() == 4 and panels:
             size = next(iter(panels.values())).shape[-2:]
             seen = nn.functional.interpolate(x.cpu().float(), tuple(size))[0]
-            panels = {"image": seen, **panels}
+            panels = {trained.task.input_caption: seen, **panels}
         found = {name: _panel(panel) for name, panel in panels.items()}
         if found and all(panel is not None for panel in found.values()):
             shown.append(ShownSample({k: v for k, v in found.items() if v is not None}))

@@ -69,13 +69,15 @@ class Config:
                 "be 'none' with train.batch = 1, since there is no other image to mix with",
                 self.data.mix,
             )
-        if self.data.noise and self.task.name != "restoration":
-            raise SettingError(
-                "data.noise",
-                f"be 0 for the task {self.task.name!r}",
-                self.data.noise,
-                "Set task.name = 'restoration'.",
-            )
+        for name, nothing in (("noise", "0"), ("degradation", "left out")):
+            asked = getattr(self.data, name)
+            if asked and self.task.name != "restoration":
+                raise SettingError(
+                    f"data.{name}",
+                    f"be {nothing} for the task {self.task.name!r}",
+                    asked,
+                    "Set task.name = 'restoration'.",
+                )
 
 
 def load_config(

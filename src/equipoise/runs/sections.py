@@ -18,6 +18,7 @@ from equipoise.data import DATASETS, Dataset, Loading
 from equipoise.data.loader import MAX_WORKERS
 from equipoise.engine.tasks import TASKS, Task, make_task
 from equipoise.models import model_options, require_model
+from equipoise.operators import DEGRADATIONS
 from equipoise.runs.toml import dotted
 
 __all__ = ["DataConfig", "ModelConfig", "TaskConfig", "as_config_error"]
@@ -81,6 +82,8 @@ class DataConfig:
             feature of a table; empty subtracts nothing.
         std: What to divide by afterwards.
         noise: Standard deviation of the noise that a restoration is to remove.
+        degradation: What else a restoration is to undo: `{ name = "blur", deviation = 1.6 }` or
+            `{ name = "mask", missing = 0.5 }`; empty for noise alone.
         on_bad_sample: What to do about a file that cannot be read: `stop` the run, or `skip` the
             sample, which is then listed in the run's folder.
         workers: Processes that read images ahead of their use, at most one for each core, in each
@@ -109,6 +112,7 @@ class DataConfig:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.0
+    degradation: dict[str, Any] = field(default_factory=dict)
     on_bad_sample: OnBadSample = "stop"
     workers: int = 2
     memory: int = 1024
@@ -146,6 +150,11 @@ class DataConfig:
         for value in self.std:
             require_positive("data.std", value)
         require_positive("data.noise", self.noise, or_zero=True)
+        if self.degradation:
+            try:
+                DEGRADATIONS.resolve(self.degradation)
+            except SettingError as error:
+                raise error.about(f"data.{error.key}") from error
 
     def make_loading(self) -> Loading:
         """Return how samples are loaded."""

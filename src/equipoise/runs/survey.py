@@ -46,9 +46,10 @@ def survey_samples(trained: Trained, samples: Dataset) -> Survey:
     mistakes: list[Mistake] = []
     seen = 0
     with _listening(trained) as solves, torch.no_grad():
-        for start in range(0, count, trained.batch):
+        size = 1 if samples.one_by_one else trained.batch
+        for start in range(0, count, size):
             stop_if_requested()
-            kept, raw, target = _gather(samples, numbers[start : start + trained.batch])
+            kept, raw, target = _gather(samples, numbers[start : start + size])
             if not kept:
                 continue
             seen += len(kept)

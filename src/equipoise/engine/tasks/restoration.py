@@ -38,8 +38,11 @@ class Restoration(Task):
     name = "restoration"
     metrics = (Metric("psnr", "Peak signal-to-noise ratio", "dB", label="PSNR"),)
     answer_type = ImageAnswer
+    data_kinds = ("images",)
     learns_classes = False
+    takes_whole_images = True
     shown_samples = 4
+    input_caption = "degraded"
 
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
@@ -71,7 +74,7 @@ class Restoration(Task):
         return [ImageAnswer(image) for image in self.predict(output)]
 
     def illustrate(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        return {"truth": target, "restored": self.predict(output)}
+        return {"restored": self.predict(output), "clean": target}
 
     def check(self, output: Tensor, target: Tensor) -> None:
         if not target.is_floating_point() or target.dim() != 4:
@@ -79,7 +82,7 @@ class Restoration(Task):
                 "target",
                 "be clean images of floats",
                 f"{target.dtype} of shape {tuple(target.shape)}",
-                "Set data.noise, or put AddNoise(sigma) into the transform.",
+                "Set data.noise or data.degradation, or put Degrade(sigma) into the transform.",
             )
         if output.shape != target.shape:
             raise self.mismatch(

@@ -48,6 +48,7 @@ class Task(ABC):
             and not for images brought to the size of the training data.
         takes_mixed_targets: Whether a target may be weights of all classes, as `Mixup` makes them.
         shown_samples: How many samples the page of a run shows with what `illustrate` returns.
+        input_caption: What the page calls the sample itself beside that.
     """
 
     name: ClassVar[str]
@@ -59,6 +60,7 @@ class Task(ABC):
     takes_whole_images: ClassVar[bool] = False
     takes_mixed_targets: ClassVar[bool] = False
     shown_samples: ClassVar[int] = 0
+    input_caption: ClassVar[str] = "image"
 
     @classmethod
     @abstractmethod
