@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import get_args
 
@@ -148,8 +147,6 @@ class Blur(Degradation):
         return (total * (1 + torch.finfo(kernel.dtype).eps)).to(kernel.dtype)
 
     def gram_bounds(self) -> tuple[float, float]:
-        if self.kernel.is_meta:  # which has no values
-            return 0.0, math.inf
         # Zero padding may make singular values smaller than those without borders.
         low = symbol_floor(self.kernel) if self.padding == "circular" else 0.0
         return low**2, float(self.bound(self.weights())) ** 2

@@ -68,7 +68,8 @@ class ImagingCell(Cell):
         self.degradation = degradation
         self.network = network
         self.log_weight = nn.Parameter(torch.tensor(math.log(weight)))
-        self.smallest, self.largest = degradation.gram_bounds()
+        known = not any(weight.is_meta for weight in degradation.weights())  # else without values
+        self.smallest, self.largest = degradation.gram_bounds() if known else (0.0, math.inf)
 
     @property
     def weight(self) -> Tensor:
