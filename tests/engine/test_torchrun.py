@@ -304,7 +304,7 @@ def work_until(event: str, words: list[str]) -> int:
     """Run a command; in one step of its first start a process is killed, or torchrun stopped."""
     step = Trainer._step
 
-    def disturbed(trainer: Trainer, x: Tensor, y: Tensor) -> dict[str, Any] | None:
+    def disturbed(trainer: Trainer, *batch: Tensor) -> dict[str, Any] | None:
         if trainer.position.step + 1 == MOMENT and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             if event == "kill" and trainer.group.rank == 1:
                 print(f"killed in step {MOMENT}", flush=True)
@@ -312,7 +312,7 @@ def work_until(event: str, words: list[str]) -> int:
             if event == "stop" and trainer.group.is_main:
                 os.kill(os.getppid(), signal.SIGTERM)
                 time.sleep(1)  # until torchrun has told both
-        return step(trainer, x, y)
+        return step(trainer, *batch)
 
     Trainer._step = disturbed  # type: ignore[method-assign]
     return main(words)

@@ -19,7 +19,7 @@ from equipoise.data.bad_sample import (
     BadSampleWarning,
     read_bad_samples,
 )
-from equipoise.data.batch import batch_count, batches
+from equipoise.data.batch import batch_count, batch_positions, batches
 from equipoise.data.dataset import Dataset
 from equipoise.data.degrade import Degrade
 from equipoise.data.errors import DataError
@@ -54,6 +54,7 @@ __all__ = [
     "ToFloat",
     "Transform",
     "batch_count",
+    "batch_positions",
     "batches",
     "find_scored_split",
     "fingerprint",

@@ -14,7 +14,7 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.loader import Loading
 from equipoise.data.transform import Transform
 
-__all__ = ["batch_count", "batches"]
+__all__ = ["batch_count", "batch_positions", "batches"]
 
 
 def batches(
@@ -98,6 +98,36 @@ def batch_count(
     return -(-len(_positions(dataset, shuffle, rank, world)) // size)
 
 
+def batch_positions(
+    dataset: Dataset,
+    size: int,
+    seed: int = 0,
+    epoch: int = 0,
+    *,
+    shuffle: bool = True,
+    rank: int = 0,
+    world: int = 1,
+) -> list[Tensor]:
+    """Return where in the data set the samples of each of the batches of an epoch are.
+
+    Args:
+        dataset: As in `batches`.
+        size: As in `batches`.
+        seed: As in `batches`.
+        epoch: As in `batches`.
+        shuffle: As in `batches`.
+        rank: As in `batches`.
+        world: As in `batches`.
+    """
+    positions = _positions(dataset, shuffle, rank, world)
+    order = (
+        torch.randperm(len(dataset), generator=_generator(seed, epoch))
+        if shuffle
+        else torch.arange(len(dataset))
+    )
+    return list(torch.split(order[positions.start : positions.stop : world], size))
+
+
 def _positions(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
     """Return the positions in the order that belong to a rank."""
     require_count("batches.world", world)
@@ -125,14 +155,8 @@ def _run(
     numbers: range,
     loading: Loading,
 ) -> Generator[tuple[Tensor, Tensor]]:
-    positions = _positions(dataset, shuffle, rank, world)
-    order = (
-        torch.randperm(len(dataset), generator=_generator(seed, epoch))
-        if shuffle
-        else torch.arange(len(dataset))
-    )
-    order = order[positions.start : positions.stop : world]
-    rows = [order[number * size : (number + 1) * size] for number in numbers]
+    order = batch_positions(dataset, size, seed, epoch, shuffle=shuffle, rank=rank, world=world)
+    rows = order[numbers.start : numbers.stop]
     found = loading.loader(dataset).batches(rows, replace_bad=shuffle)
     with closing(found):
         for number, (x, y) in zip(numbers, found, strict=True):

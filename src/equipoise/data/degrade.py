@@ -39,6 +39,7 @@ class Degrade(Transform):
         require_positive("Degrade.sigma", self.sigma, or_zero=True)
         require_type("Degrade.degradation", self.degradation, Degradation, "a Degradation")
         require_flag("Degrade.per_image", self.per_image)
+        object.__setattr__(self, "random", not self.per_image)
 
     def apply(
         self, x: Tensor, y: Tensor, generator: torch.Generator | None

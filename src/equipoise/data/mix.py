@@ -31,6 +31,8 @@ class _Mix(Transform):
     classes: int
     alpha: float = 1.0
 
+    random = True
+
     def __post_init__(self) -> None:
         require_count(f"{self._name}.classes", self.classes)
         require_positive(f"{self._name}.alpha", self.alpha)

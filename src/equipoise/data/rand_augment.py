@@ -40,6 +40,7 @@ class RandAugment(Transform):
     """
 
     moves_pixels = True
+    random = True
 
     operations: int = 2
     strength: float = 0.3

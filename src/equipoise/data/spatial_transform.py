@@ -66,6 +66,7 @@ class PadCropFlip(Transform):
     """
 
     moves_pixels = True
+    random = True
 
     padding: int = 4
     flip: float = 0.5
@@ -114,6 +115,7 @@ class RandomResizedCrop(Transform):
     """
 
     moves_pixels = True
+    random = True
 
     size: tuple[int, int]
     scale: tuple[float, float] = (0.08, 1.0)

@@ -40,10 +40,12 @@ class Transform(ABC):
         moves_pixels: Whether it changes where things are, so that targets that are images would
             no longer belong to `x`.
         takes_tables: Whether it also changes rows of features, (batch, features).
+        random: Whether it changes the same sample otherwise each time.
     """
 
     moves_pixels: ClassVar[bool] = False
     takes_tables: ClassVar[bool] = False
+    random: bool = False
 
     def __call__(
         self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None
@@ -94,6 +96,7 @@ class Compose(Transform):
         for transform in transforms:
             require_type("Compose.transforms", transform, Transform, "transforms")
         self.transforms = transforms
+        self.random = any(each.random for each in transforms)
 
     def __call__(
         self, x: Tensor, y: Tensor, *, generator: torch.Generator | None = None

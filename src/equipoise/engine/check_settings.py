@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from equipoise.core import SettingError
+from equipoise.data import Transform
 from equipoise.engine.log import require_tensorboard
 from equipoise.engine.settings import TrainConfig
 from equipoise.engine.step import part_size
@@ -13,7 +14,13 @@ __all__ = ["check_settings"]
 
 
 def check_settings(
-    settings: TrainConfig, model: nn.Module, *, samples: int, world: int, held_out: bool
+    settings: TrainConfig,
+    model: nn.Module,
+    *,
+    samples: int,
+    world: int,
+    held_out: bool,
+    transform: Transform | None = None,
 ) -> None:
     """Raise `SettingError` for settings that do not fit.
 
@@ -23,7 +30,16 @@ def check_settings(
         samples: How many samples it learns from.
         world: How many processes train together.
         held_out: Whether there are held-out samples.
+        transform: What is done to each training batch.
     """
+    if settings.warm_start and transform is not None and transform.random:
+        raise SettingError(
+            "train.warm_start",
+            "be false where samples are changed at random, so that none comes back as it was",
+            True,
+            "Leave out data.augment, data.rand_augment, data.mix and data.noise.",
+            got=f"true with {transform!r}",
+        )
     if settings.patience and not held_out:
         raise SettingError(
             "train.patience",

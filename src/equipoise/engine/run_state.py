@@ -16,6 +16,7 @@ from equipoise.engine.distributed import Group
 from equipoise.engine.optimizer import Average
 from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
+from equipoise.engine.warm_start import WarmStart
 
 __all__ = ["RunProgress", "RunState", "load_weights"]
 
@@ -176,6 +177,7 @@ class RunState:
         average: The running average of its weights, if there is one.
         scaler: Of gradients in float16.
         task: What the run is for.
+        warm: Where the solves of training samples start, if that is kept.
 
     Attributes:
         position: How far the run is.
@@ -191,8 +193,10 @@ class RunState:
         average: Average | None,
         scaler: torch.amp.GradScaler,
         task: Task,
+        warm: WarmStart | None = None,
     ) -> None:
         self.model, self.optimizer, self.average, self.scaler = model, optimizer, average, scaler
+        self.warm = warm
         self.position = RunProgress()
         self.epoch, self.past = Totals(task), Totals(task)
         self.kept: dict[str, Tensor] = {}
@@ -223,6 +227,7 @@ class RunState:
             "kept": self.kept,
             "random": random_tensors(group),
             "totals": {"epoch": self.epoch.vector, "past": self.past.vector},
+            "warm": self.warm.pack(group) if self.warm else {},
         }
         return {
             f"{part}.{name}": tensor
@@ -245,6 +250,7 @@ class RunState:
             "optimizer": {},
             "average": {},
             "random": {},
+            "warm": {},
         }
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
@@ -258,6 +264,8 @@ class RunState:
         if self.average:
             self.average.load(parts["average"], self.position.updates)
         self.scaler.load_state_dict(self.position.scale)
+        if self.warm:
+            self.warm.unpack(parts["warm"])
         load_random(parts["random"], group)
         for totals, name in ((self.epoch, "epoch"), (self.past, "past")):
             if (

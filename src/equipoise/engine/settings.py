@@ -59,6 +59,9 @@ class TrainConfig:
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` uses a GPU if there is one.
         threads: Threads of torch on a CPU; 0 keeps torch's own number.
+        warm_start: Whether the solves of a training sample start where those of the same sample
+            ended in the epoch before. For samples that do not change at random; see `WarmStart`.
+        warm_start_memory: MiB that each process may keep for that.
         flush_denormals: Whether numbers too small for float32's full precision become zero, which
             is much faster on CPUs.
         tensorboard: Whether to write metrics for TensorBoard as well.
@@ -78,6 +81,7 @@ class TrainConfig:
         "log_every",
         "device",
         "threads",
+        "warm_start_memory",
         "tensorboard",
     )
 
@@ -101,6 +105,8 @@ class TrainConfig:
     log_every: int = 10
     device: str = "auto"
     threads: int = 0
+    warm_start: bool = False
+    warm_start_memory: int = 1024
     flush_denormals: bool = True
     tensorboard: bool = False
 
@@ -115,6 +121,7 @@ class TrainConfig:
             "patience",
             "checkpoint_steps",
             "checkpoint_best",
+            "warm_start_memory",
         ):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)

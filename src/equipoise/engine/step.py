@@ -81,8 +81,17 @@ class Stepper:
         self.wrapped = state.model
         self.skip_reason = ""
 
-    def compute(self, x: Tensor, y: Tensor, learning_rate: float) -> Step:
-        """Compute the loss of a batch and its gradients, in parts if so set."""
+    def compute(
+        self, x: Tensor, y: Tensor, learning_rate: float, rows: Tensor | None = None
+    ) -> Step:
+        """Compute the loss of a batch and its gradients, in parts if so set.
+
+        Args:
+            x: The samples.
+            y: Their targets.
+            learning_rate: Of the step.
+            rows: Where in the data the samples are; needed for warm starts.
+        """
         for each in self.optimizer.param_groups:
             each["lr"] = learning_rate * each["rate"]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
@@ -90,16 +99,19 @@ class Stepper:
         self.solves.clear()
         self.optimizer.zero_grad()
         parts = self._split(x, y)
+        places = [None] * len(parts) if rows is None else rows.tensor_split(len(parts))
         weights = [self.task.weight(target) for _, target in parts]
         weight = sum(weights)
         # Gradients are averaged over processes: where these have different weights, each loss
         # counts by its own. Those of the parts add up.
         whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
         outputs, losses = [], []
-        for number, ((inputs, target), own) in enumerate(zip(parts, weights, strict=True), 1):
+        together = zip(parts, places, weights, strict=True)
+        for number, ((inputs, target), place, own) in enumerate(together, 1):
             factor = own * self.group.world / whole if whole else 1.0
             # Processes exchange gradients once, with the last part.
-            with nullcontext() if number == len(parts) else self._unsynchronized():
+            exchange = nullcontext() if number == len(parts) else self._unsynchronized()
+            with exchange, self._starts(place):
                 with autocast(self.group.device, self.settings.precision):
                     output = self.wrapped(inputs)
                 self.task.check(output, target)
@@ -124,6 +136,11 @@ class Stepper:
         count = -(-len(x) // most)
         return list(zip(x.tensor_split(count), y.tensor_split(count), strict=True))
 
+    def _starts(self, rows: Tensor | None) -> AbstractContextManager[None]:
+        """Where solves start from what is kept of the samples, if anything is."""
+        warm = self.state.warm
+        return nullcontext() if warm is None or rows is None else warm.batch(rows)
+
     def _unsynchronized(self) -> AbstractContextManager[None]:
         """Where gradients are added up in this process and not yet averaged over all of them."""
         if isinstance(self.wrapped, DistributedDataParallel):
@@ -147,11 +164,15 @@ class Stepper:
             self.state.scaler.step(self.optimizer)
             if self.state.average:
                 self.state.average.update()
+            if self.state.warm:
+                self.state.warm.commit()
         else:
             with torch.no_grad():
                 for buffer, before in zip(self.model.buffers(), step.buffers, strict=True):
                     buffer.copy_(before)
             self.optimizer.zero_grad()
+            if self.state.warm:
+                self.state.warm.forget()
         if self.state.scaler.is_enabled():
             self.state.scaler.update()
 

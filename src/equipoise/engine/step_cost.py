@@ -68,10 +68,9 @@ def measure_step(trainer: Trainer) -> StepCost:
         closing(trainer.epoch_batches()) as samples,
     ):
         start = time.monotonic()
-        for x, y in samples:
-            step = trainer.stepper.compute(
-                x.to(group.device), y.to(group.device), trainer.learning_rate(len(times))
-            )
+        for (x, y), rows in zip(samples, trainer.epoch_positions(), strict=True):
+            rate = trainer.learning_rate(len(times))
+            step = trainer.stepper.compute(x.to(group.device), y.to(group.device), rate, rows)
             verdict = trainer.stepper.verdict(step)
             trainer.stepper.apply(step, verdict)
             losses.append(step.loss.item())  # waits for a GPU

@@ -23,7 +23,7 @@ from equipoise.core import (
     uninterrupted,
 )
 from equipoise.core.printable import printable_name
-from equipoise.data import Dataset, Loading, Transform, batch_count, batches
+from equipoise.data import Dataset, Loading, Transform, batch_count, batch_positions, batches
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
@@ -42,6 +42,7 @@ from equipoise.engine.step import Stepper, part_size
 from equipoise.engine.step_recorder import StepRecorder
 from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import Task
+from equipoise.engine.warm_start import WarmStart
 from equipoise.layers import Cell, project_norms_after
 from equipoise.layers.declarations import projects_of
 from equipoise.models import count_parameters
@@ -117,6 +118,7 @@ class Trainer:
             samples=len(train),
             world=self.group.world,
             held_out=test is not None and held_out,
+            transform=transform,
         )
         # samples of this process in each step
         self.local_batch = self.settings.batch // self.group.world
@@ -136,7 +138,8 @@ class Trainer:
         scaler = torch.amp.GradScaler(
             self.group.device.type, enabled=self.settings.precision == "float16"
         )
-        self.state = RunState(model, self.optimizer, self.average, scaler, task)
+        self.warm = self._make_warm_start()
+        self.state = RunState(model, self.optimizer, self.average, scaler, task, self.warm)
         self.position = self.state.position
         self.solves = SolveMonitor(model)
         self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves)
@@ -194,6 +197,8 @@ class Trainer:
                 scored=self.scorer.samples_left(self.epochs),
                 batch=settings.batch,
             )
+            if self.warm is not None:
+                self.progress.note(self.warm.describe())
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
             while not self._is_over() and not (
@@ -219,9 +224,9 @@ class Trainer:
         samples, busy, waited = 0, 0.0, 0.0  # since the last line of metrics
         with closing(self.epoch_batches()) as found:
             batch_start = time.monotonic()
-            for x, y in found:
+            for (x, y), rows in zip(found, self.epoch_positions(), strict=True):
                 loaded = time.monotonic() - batch_start
-                line = self._step(x.to(group.device), y.to(group.device))
+                line = self._step(x.to(group.device), y.to(group.device), rows)
                 seconds = time.monotonic() - batch_start
                 samples += len(x) * group.world
                 busy += seconds
@@ -249,9 +254,7 @@ class Trainer:
 
     def epoch_batches(self) -> Generator[tuple[Tensor, Tensor]]:
         """Return the batches of the present epoch that are not learnt from yet."""
-        # More processes may leave out the last, short batch.
-        start = min(self.position.batch, self.steps_per_epoch)
-        left = self.steps - self.position.step if self.settings.steps else self.steps_per_epoch
+        ahead = self._batches_ahead()
         return batches(
             self.train,
             self.local_batch,
@@ -260,10 +263,29 @@ class Trainer:
             transform=self.transform,
             rank=self.group.rank,
             world=self.group.world,
-            start=start,
-            stop=start + left,
+            start=ahead.start,
+            stop=ahead.stop,
             loading=self.loading,
         )
+
+    def epoch_positions(self) -> list[Tensor]:
+        """Return where in the data the samples of `epoch_batches` are."""
+        ahead, group = self._batches_ahead(), self.group
+        return batch_positions(
+            self.train,
+            self.local_batch,
+            self.settings.seed,
+            self.position.epoch,
+            rank=group.rank,
+            world=group.world,
+        )[ahead.start : ahead.stop]
+
+    def _batches_ahead(self) -> range:
+        """The numbers of the batches of the present epoch that are not learnt from yet."""
+        # More processes may leave out the last, short batch.
+        start = min(self.position.batch, self.steps_per_epoch)
+        left = self.steps - self.position.step if self.settings.steps else self.steps_per_epoch
+        return range(start, start + left)
 
     def _is_over(self) -> bool:
         """Whether all epochs are over, or all steps and the epoch of the last one."""
@@ -304,9 +326,9 @@ class Trainer:
         )
         return interruption(f"the run was interrupted at step {self.position.step}; {kept}")
 
-    def _step(self, x: Tensor, y: Tensor) -> dict[str, Any] | None:
+    def _step(self, x: Tensor, y: Tensor, rows: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
-        step = self.stepper.compute(x, y, self.learning_rate(self.position.step))
+        step = self.stepper.compute(x, y, self.learning_rate(self.position.step), rows)
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
         return self.recorder.record(step, verdict)
@@ -326,6 +348,8 @@ class Trainer:
     def _end_epoch(self, log: MetricLog) -> None:
         """Score the weights, keep them if they are to be kept, and write the line of the epoch."""
         position, line = self.position, self.state.epoch.line()
+        if self.warm is not None:
+            self.warm.share(self.group)
         with self.average.applied() if self.average else nullcontext():
             scores = self.scorer.end_epoch(self._evaluate)
             norms = operator_norms(self.model)
@@ -387,6 +411,13 @@ class Trainer:
         """
         if self.task.reads_text and len(self.train):
             check_model(self.model, self.task, *self._probe(trial_size(self.train)))
+
+    def _make_warm_start(self) -> WarmStart | None:
+        if not self.settings.warm_start or not len(self.train):
+            return None
+        x, _ = self._probe(min(2, len(self.train)))
+        limit = self.settings.warm_start_memory
+        return WarmStart(self.model, x, len(self.train), limit)
 
     def _probe(self, count: int) -> tuple[Tensor, Tensor]:
         """The first training samples, as they are scored, or learnt from where none are scored."""

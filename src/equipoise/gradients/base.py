@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.core.registry import Registry
 from equipoise.core.tree import shares_memory
+from equipoise.gradients.start import StartStates
 from equipoise.solvers.coupling import CouplingError
 from equipoise.solvers.error import offer_error, tighten
 from equipoise.solvers.loop import judge, run
@@ -41,6 +42,7 @@ class Plan:
         states: Steps after which to keep the iterate.
         steps_made: Steps that were made already; then `solve` only looks at its start.
         given: Whether `solve` takes its start for the equilibrium.
+        starts: Where the solves start, if earlier ones are remembered.
         solution: The forward solution, once there is one.
         kept: The iterates after `states`, once there is a solution.
         members: How many forward solves there were: one, or as many as `vmap` has members.
@@ -59,6 +61,7 @@ class Plan:
     states: tuple[int, ...] = ()
     steps_made: int = 0
     given: bool = False
+    starts: StartStates | None = None
     solution: Solution | None = field(default=None, init=False)
     kept: list[Tensor] = field(default_factory=list, init=False)
     members: int = field(default=0, init=False)
@@ -77,6 +80,7 @@ class Plan:
                     z0,
                     self.solver,
                     self.stop,
+                    near=self.starts is not None,
                     trace=self.trace,
                     states=self.states,
                     check=lambda: self.check_due("forward", z0),
@@ -87,6 +91,8 @@ class Plan:
         value: Tensor = flat.value
         flat.value = value.clone()  # the caller may write to the layer's output
         offer_error(problem, flat, self.lipschitz)
+        if self.starts is not None:
+            self.starts.keep("forward", flat)
         self.solution = unpack_solution(flat, self.equation.layout)
         self.members += 1
         self.log.add("forward", self.solution, self.on_failure)
@@ -129,6 +135,8 @@ class Plan:
 
     def add_adjoint(self, flat: Solution) -> None:
         """Take in the solution of an adjoint equation at the equilibrium."""
+        if self.starts is not None:
+            self.starts.keep("backward", flat)
         adjoint = unpack_solution(flat, self.equation.layout)
         returned = None if self.returned is None else self.returned()
         for solution in (self.solution, returned):
@@ -142,9 +150,12 @@ class Gradient(ABC):
 
     Attributes:
         exact: Whether the derivatives, of every order, are those of the value that is returned.
+        depends_on_start: Whether the value that is returned, or its derivatives, are those of the
+            steps from the start, and not of the equilibrium alone.
     """
 
     exact: ClassVar[bool] = False
+    depends_on_start: ClassVar[bool] = False
 
     @abstractmethod
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:
@@ -152,7 +163,7 @@ class Gradient(ABC):
 
     def attach_states(self, plan: Plan, args: Sequence[Tensor]) -> list[Tensor]:
         """Return the iterates that the solve kept, each as if it were the equilibrium."""
-        at = replace(plan, given=True, states=())
+        at = replace(plan, given=True, states=(), starts=None)
         return [self.attach(at, z, args) for z in plan.kept]
 
     def step_limit(self, stop: Stop) -> int:

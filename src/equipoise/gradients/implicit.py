@@ -23,6 +23,7 @@ from equipoise.core.tree import row_norm, shares_memory
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.change import ChangeCheck
+from equipoise.gradients.start import rescale
 from equipoise.solvers.auto import pick_adjoint, solve_adjoint
 from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
@@ -140,7 +141,7 @@ class _Task:
         return self.plan.solve(self.problem, z0)
 
     def solve_linear(self, problem: LinearProblem) -> Tensor:
-        """Solve a linear problem that has its linearisation, from zero."""
+        """Solve a linear problem that has its linearisation, from zero if nothing is remembered."""
         plan, settings = self.plan, self.settings
         stop = Stop(
             tolerance=settings.tolerance or plan.stop.tolerance,
@@ -155,7 +156,10 @@ class _Task:
             problem = problem.with_constant(problem.g / unit)
         g = problem.g
         # At zero the map is known, and a zero expanded from one entry takes no memory.
-        start = g.new_zeros(1, 1).expand_as(g)
+        start, f = g.new_zeros(1, 1).expand_as(g), g
+        kept = plan.starts.backward(g) if plan.starts is not None and problem.transpose else None
+        if kept is not None:
+            start, f = rescale(problem, kept)
         check = partial(plan.check_due, "backward", g)
         if settings.solver == "auto":
             solver = pick_adjoint(
@@ -166,11 +170,11 @@ class _Task:
                 steps=plan.evaluations,
             )
             with plan.remembering_refusals():
-                solution = solve_adjoint(problem, start, g, solver, stop, check)
+                solution = solve_adjoint(problem, start, f, solver, stop, check)
         else:
             solver = SOLVERS.resolve(settings.solver)
             with plan.remembering_refusals():
-                solution = run(problem, start, solver, stop, f=g, check=check)
+                solution = run(problem, start, solver, stop, f=f, check=check)
         plan.add_adjoint(solution)
         value = _never_silently_zero(solution, g)
         return value if unit is None else value * unit

@@ -39,6 +39,7 @@ class Unrolled(Gradient):
     damping: float = 1.0
 
     exact = True
+    depends_on_start = True
 
     def __post_init__(self) -> None:
         require_count("Unrolled.steps", self.steps)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Unpack
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.module_tensors import ModuleTensors, find_untracked_tensor
-from equipoise.core.transforms import full_precision, outside_graphs
+from equipoise.core.transforms import full_precision, is_transformed, outside_graphs
 from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
+from equipoise.gradients.start import StartStates
 from equipoise.layers.cell import Cell, CellEquation, forbid_batch_statistics
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.options import CallOptions, Settings, resolve_options
@@ -28,6 +30,8 @@ __all__ = ["Equilibrium"]
 
 TOLERANCE = 1e-4
 MAX_STEPS = 100
+FindStarts = Callable[[Tensor], StartStates | None]
+"""Returns where the solves of one call start, given the cell's own start, on matrices."""
 
 
 class Equilibrium(nn.Module):
@@ -87,6 +91,7 @@ class Equilibrium(nn.Module):
         self.stop = stop or Stop(tolerance=tolerance, max_steps=max_steps)
         self.eval_options = resolve_options("Equilibrium.eval_options", eval_options or {})
         self.solves = SolveLog(on_failure, "Equilibrium")
+        self._find_starts: FindStarts | None = None
 
     @outside_graphs
     def forward(
@@ -96,6 +101,7 @@ class Equilibrium(nn.Module):
         *,
         trace: bool = False,
         states: Sequence[int] | None = None,
+        context: Tree = None,
         **options: Unpack[CallOptions],
     ) -> Tree:
         """Solve for `x` and return the output.
@@ -110,9 +116,10 @@ class Equilibrium(nn.Module):
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `last.trace`.
             states: Numbers of steps, rising, such as `[2, 4, 8]`.
+            context: `cell.inject(x)`, where it is known already; by default it is computed.
             **options: Settings of this call alone; see `CallOptions`.
         """
-        found = self._call(x, z0, trace, states, options)
+        found = self._call(x, z0, trace, states, options, context)
         return found.output if states is None else (found.output, found.states)
 
     @outside_graphs
@@ -155,6 +162,7 @@ class Equilibrium(nn.Module):
         trace: bool,
         states: Sequence[int] | None,
         options: CallOptions,
+        injected: Tree = None,
     ) -> _Call:
         if torch.compiler.is_exporting():
             raise ValueError(
@@ -164,7 +172,9 @@ class Equilibrium(nn.Module):
         self.check(x, z0)
         settings = self._settings(options)
         asked = None if states is None else _checked_states(states, settings)
-        context = Structure(self.cell.inject(x), "Cell.inject")
+        injected = self.cell.inject(x) if injected is None else injected
+        context = Structure(injected, "Cell.inject")
+        remembers = self._find_starts is not None and z0 is None
         start = self.cell.initial(x, context.rebuild(context.leaves)) if z0 is None else z0
         state = Structure(start, "The state", constants=False)
         device = next((leaf.device.type for leaf in [*context.leaves, *state.leaves]), "cpu")
@@ -181,13 +191,13 @@ class Equilibrium(nn.Module):
                 for tree in (context, state):
                     tree.leaves = [leaf.clone() for leaf in tree.leaves]
                 start = state.rebuild(state.leaves)
-                return self._solve(context, start, lower, trace, asked, settings)
+                return self._solve(context, start, remembers, lower, trace, asked, settings)
         for tree in (context, state):
             # Tensors made in inference mode cannot be kept for backward, their copies can.
             tree.leaves = [leaf.clone() if leaf.is_inference() else leaf for leaf in tree.leaves]
         with full_precision(device):
             start = state.rebuild(state.leaves)
-            return self._solve(context, start, lower, trace, asked, settings)
+            return self._solve(context, start, remembers, lower, trace, asked, settings)
 
     def _settings(self, options: CallOptions) -> Settings:
         """The settings of a call with these options."""
@@ -195,6 +205,20 @@ class Equilibrium(nn.Module):
         if self.eval_options and not self.training:
             settings = settings.refined("Equilibrium.eval_options", self.eval_options)
         return settings.refined("A call of Equilibrium", options) if options else settings
+
+    @contextmanager
+    def starting_from(self, find: FindStarts) -> Iterator[None]:
+        """Let calls that are given no `z0` start where `find` says, while the context lasts.
+
+        Args:
+            find: Called with the cell's own start as a matrix, one row for each sample; returns
+                None to start there.
+        """
+        before, self._find_starts = self._find_starts, find
+        try:
+            yield
+        finally:
+            self._find_starts = before
 
     @property
     def last(self) -> Solution | None:
@@ -214,6 +238,7 @@ class Equilibrium(nn.Module):
         self,
         structure: Structure,
         start: Tree,
+        remembers: bool,
         lower: torch.dtype | None,
         trace: bool,
         states: tuple[int, ...] | None,
@@ -242,6 +267,9 @@ class Equilibrium(nn.Module):
         )
         args = [*structure.leaves, *weights.tensors]
         z0 = layout.pack(start, "z0")
+        if remembers and self._find_starts is not None and not is_transformed(z0, *args):
+            plan.starts = self._find_starts(z0.detach())
+            z0 = z0 if plan.starts is None else plan.starts.forward(z0)
         wanted = [arg.requires_grad for arg in args] if torch.is_grad_enabled() else []
         check = plan.equation.watch(args, wanted) if any(wanted) else None
         self._begin(plan, z0, args)

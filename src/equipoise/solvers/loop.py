@@ -32,6 +32,7 @@ def run(
     stop: Stop,
     *,
     f: Tensor | None = None,
+    near: bool = False,
     trace: bool = False,
     states: Sequence[int] = (),
     check: Callable[[], bool] = lambda: True,
@@ -44,6 +45,7 @@ def run(
         solver: The update rule.
         stop: When to stop.
         f: The map at `z`, where it is known.
+        near: Whether the solve is likely to end where it starts.
         trace: Whether to keep the path.
         states: The steps after which to keep the iterate in `Solution.states`.
         check: Asked when samples ended apart from each other: whether to spend an evaluation on
@@ -66,7 +68,7 @@ def run(
             return found
     try:
         try:
-            monitor = _drive(problem, z, solver, stop, f, trace, states)
+            monitor = _drive(problem, z, solver, stop, f, trace, states, near=near)
         except ReusedMemory:
             problem = problem.copying()
             monitor = _drive(problem, z, solver, stop, f, trace, states, guarded=False)
@@ -142,16 +144,17 @@ def _drive(
     states: Sequence[int] = (),
     *,
     guarded: bool = True,
+    near: bool = False,
 ) -> Monitor:
     every = stop.check_every or (1 if z.device.type == "cpu" else 4)
-    monitor = Monitor(problem, z, stop, every, trace, solver.runs_all_steps)
+    monitor = Monitor(problem, z, stop, every, trace, solver.runs_all_steps, near)
     if z.numel() == 0:
         return monitor
     if f is None:
         fixed = [z]
         fixed += [arg for i, arg in enumerate(problem.args) if i not in problem.mutable_args]
         before = versions(fixed)
-        f = problem(z)
+        f = problem.evaluate_last(z) if near else problem(z)
         written = {id(tensor) for tensor in written_since(before)}
         if written:
             count = len(problem.args) - problem.weight_count

@@ -84,6 +84,7 @@ class Monitor:
         trace: Whether to keep the path.
         runs_all_steps: Whether each sample runs to the last step, and its last iterate is returned
             in place of the best one.
+        near: Whether the solve is likely to end where it starts.
     """
 
     def __init__(
@@ -94,9 +95,12 @@ class Monitor:
         every: int,
         trace: bool,
         runs_all_steps: bool = False,
+        near: bool = False,
     ) -> None:
         count = z.shape[0]
         self.runs_all_steps = runs_all_steps
+        self.near = near and problem.records_end
+        self.waiting: np.ndarray | None = None  # rows that had converged at the start
         self.before = problem.work.count
         self.stop = stop
         self.affine = problem.affine
@@ -221,6 +225,13 @@ class Monitor:
         else:
             chosen = ~far if self.runs_all_steps and last else converged
             self._keep_best(z, residual, unit, fell, chosen)
+        waited, self.waiting = self.waiting, None
+        if waited is not None:
+            converged |= waited  # their best iterate is at least as good as that
+        elif self.near and step == 0 and not last and not _all(converged) and self.ends_soon():
+            # The others are expected to end with the next evaluation. Where all wait for it, it is
+            # one at the solutions of all, which backward can use.
+            self.waiting, converged = converged, np.zeros_like(converged)
         stalled = self.looks - self.improved >= self.patience
         over = converged | far | last
         growing = np.zeros(len(residual), dtype=bool)

@@ -93,7 +93,7 @@ class ReluImplicitNetwork(Model):
     def forward(self, x: Tensor) -> Tensor:
         """Return the predictions for rows."""
         phi = self.cell.inject(x)
-        z: Tensor = self.equilibrium(x)
+        z: Tensor = self.equilibrium(x, context=phi)
         return z @ self.u.T + phi @ self.v.T
 
 
