@@ -1,6 +1,12 @@
 """OptEq: equilibrium networks whose equilibrium minimises a convex function."""
 
-from equipoise.families.opteq import table
+from equipoise.families.opteq import (
+    composition_checks,
+    layer_checks,
+    network_checks,
+    table,
+    training_checks,
+)
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.convert import (
@@ -29,10 +35,14 @@ __all__ = [
     "QuadraticProgram",
     "TrainingBound",
     "WideLimit",
+    "composition_checks",
+    "layer_checks",
+    "network_checks",
     "table",
     "to_blocks",
     "to_hidden_units",
     "to_opteq",
     "to_wide",
     "training_bound",
+    "training_checks",
 ]

@@ -191,8 +191,13 @@ class OptEqCell(Cell):
     @torch.no_grad()
     def problem(self, x: Tensor) -> Problem:
         """Return the convex problem of one layer, or the inclusion of several, at the input `x`."""
+        return state_problem(self.potentials(x), [float(alpha) for alpha in self.alpha])
+
+    @torch.no_grad()
+    def potentials(self, x: Tensor) -> list[Potential]:
+        """Return the layers at the input `x` as gradients of their potentials, in float64."""
         self._check(x)
-        potentials = [
+        return [
             Potential(operator, weights, activation, inject(x), self.mu)
             for operator, weights, activation, inject in zip(
                 self._operators,
@@ -202,7 +207,6 @@ class OptEqCell(Cell):
                 strict=True,
             )
         ]
-        return state_problem(potentials, [float(alpha) for alpha in self.alpha])
 
     @property
     def _operators(self) -> list[Operator]:

@@ -1,0 +1,156 @@
+"""The statements of the OptEq papers as checks: they hold, and fail where they are made to."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import create_model, verify
+from equipoise.analysis.check import Case, list_checks, make_case
+from equipoise.families.opteq import OptEq, network_checks
+from equipoise.families.opteq.potential import Potential
+from equipoise.families.opteq.subject import OPTEQ, Composition, _read
+
+CHECKS = [check for check in list_checks().values() if check.name.startswith("opteq-")]
+ABOUT_LAYERS = [check.name for check in CHECKS if check.subject is OPTEQ]
+INDEPENDENT = {
+    "opteq-lemma-9",  # these two speak of functions, at any states
+    "opteq-table-2",
+    "opteq-lemma-3",  # these two are true for layers of any norm
+    "opteq-lemma-16",
+    "opteq-lemma-14",  # these have the hypotheses of Lemma 12
+    "opteq-lemma-15",
+    "opteq-lemma-19",
+}
+
+
+def layers(scale: float = 0.95, alpha: float = 0.8) -> Case:
+    torch.manual_seed(1)
+    layer = OptEq(5, 6, [8, 7], alpha=alpha, norm="none").double()
+    for operator in layer.layers.operators:
+        operator.weight.data *= scale / torch.linalg.matrix_norm(operator.weight, 2)
+    x = torch.randn(3, 5, dtype=torch.float64)
+    return Case(_read(layer, x), x, x[:, 0], "two layers", 3)
+
+
+class Twisted(Potential):
+    """Rotates what its layer returns, so that it is no gradient."""
+
+    def __init__(self, own: Potential) -> None:
+        self.__dict__.update(own.__dict__)
+
+    def prox(self, y: Tensor) -> Tensor:
+        f = super().prox(y)
+        return (f + f.roll(1, dims=1)) / 2
+
+
+class Shifted(Composition):
+    """Is not the composition of its layers: it adds a constant in the end."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return super().__call__(z) + 0.1
+
+
+class Doubling(Composition):
+    """Expands, whatever its layers say."""
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return 2 * z
+
+
+class Boasting(Composition):
+    """Claims to contract more than it does."""
+
+    @property
+    def factor(self) -> float:
+        return 0.01
+
+
+def as_kind(case: Case, kind: type[Composition]) -> Case:
+    own = case.network
+    return replace(case, network=kind(own.potentials, own.alphas, own.layer))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
+def test_statement_holds_on_its_random_network(check) -> None:
+    verdict = verify(check, make_case(check, seed=5))
+    assert verdict.outcome == "holds", [*verdict.finding.hypotheses, *verdict.finding.conclusions]
+
+
+@pytest.mark.parametrize("name", sorted(set(ABOUT_LAYERS) - INDEPENDENT))
+def test_statement_does_not_apply_to_layers_that_expand(name: str) -> None:
+    assert verify(name, layers(scale=1.6)).outcome == "does not apply"
+
+
+@pytest.mark.parametrize(
+    "name", ["opteq-theorem-1", "opteq-theorem-4", "opteq-table-1", "opteq-lemma-6"]
+)
+def test_statement_about_layers_fails_for_a_map_that_is_no_gradient(name: str) -> None:
+    case = layers()
+    potentials = tuple(Twisted(own) for own in case.network.potentials)
+    verdict = verify(name, replace(case, network=replace(case.network, potentials=potentials)))
+    assert verdict.outcome == "fails"
+
+
+def test_a_map_that_is_not_monotone_is_outside_of_lemma_5() -> None:
+    case = layers()
+    potentials = tuple(Twisted(own) for own in case.network.potentials)
+    verdict = verify(
+        "opteq-lemma-5", replace(case, network=replace(case.network, potentials=potentials))
+    )
+    assert verdict.outcome == "does not apply"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("opteq-lemma-3", Shifted),
+        ("opteq-theorem-2", Shifted),
+        ("opteq-corollary-1", Shifted),
+        ("opteq-theorem-3", Shifted),
+        ("opteq-lemma-7", Boasting),
+        ("opteq-lemma-10", Doubling),
+    ],
+)
+def test_statement_about_compositions_fails_for_another_map(
+    name: str, kind: type[Composition]
+) -> None:
+    assert verify(name, as_kind(layers(), kind)).outcome == "fails"
+
+
+def test_averaging_is_not_judged_where_nobody_knows_the_wanted_equilibrium() -> None:
+    case = make_case(next(check for check in CHECKS if check.name == "opteq-theorem-5"))
+    (potential,) = case.network.potentials
+    other = object.__new__(Potential)
+    other.__dict__.update(potential.__dict__)
+    other.c = potential.c + 0.1
+    changed = replace(case, network=replace(case.network, potentials=(other,)))
+    assert verify("opteq-theorem-5", changed).outcome == "unknown"
+
+
+@pytest.mark.parametrize("name", ["opteq-lemma-1", "opteq-lemma-2"])
+def test_statement_about_networks_fails_for_a_wrong_conversion(name: str, monkeypatch) -> None:
+    case = make_case(next(check for check in CHECKS if check.name == name))
+    for converter in ("to_hidden_units", "to_opteq"):
+        own = getattr(network_checks, converter)
+
+        def wrong(net: nn.Module, own=own, **options):
+            made = own(net, **options)
+            next(p for p in reversed(list(made.parameters())) if p.dim() > 1).data[0] *= 1.001
+            return made
+
+        monkeypatch.setattr(network_checks, converter, wrong)
+    assert verify(name, case).outcome == "fails"
+
+
+def test_statements_are_checked_on_a_model_with_images() -> None:
+    torch.manual_seed(0)
+    model = create_model("opteq-digits", norm="project")
+    x, y = torch.rand(3, 1, 8, 8), torch.tensor([0, 1, 2])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for name in ("opteq-theorem-1", "opteq-lemma-3", "opteq-theorem-2"):
+        assert verify(name, model, x, y).outcome == "holds"
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert verify("opteq-corollary-1", model, x, y).outcome == "does not apply"
