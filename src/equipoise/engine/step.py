@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import autocast
+from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.run_state import RunState
 from equipoise.engine.settings import TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor
@@ -42,6 +43,7 @@ class Step:
         learning_rate: Of this step.
         gradient_norm: Of all weights together.
         buffers: What the model's buffers held before.
+        penalty: The mean squared norm of the Jacobians, if it is penalised.
     """
 
     output: Tensor
@@ -51,6 +53,7 @@ class Step:
     learning_rate: float
     gradient_norm: Tensor
     buffers: list[Tensor]
+    penalty: Tensor | None = None
 
 
 class Stepper:
@@ -62,6 +65,7 @@ class Stepper:
         settings: How the run goes.
         group: The processes that step together.
         solves: Listens to the equilibrium layers of the model.
+        penalty: What is added to the loss, if anything.
 
     Attributes:
         wrapped: The model, such that its gradients are averaged over the processes.
@@ -75,7 +79,9 @@ class Stepper:
         settings: TrainConfig,
         group: Group,
         solves: SolveMonitor,
+        penalty: JacobianPenalty | None = None,
     ) -> None:
+        self.penalty = penalty
         self.state, self.model, self.optimizer = state, state.model, state.optimizer
         self.task, self.settings, self.group, self.solves = task, settings, group, solves
         self.wrapped = state.model
@@ -105,18 +111,23 @@ class Stepper:
         # Gradients are averaged over processes: where these have different weights, each loss
         # counts by its own. Those of the parts add up.
         whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
-        outputs, losses = [], []
+        outputs, losses, penalties = [], [], []
         together = zip(parts, places, weights, strict=True)
         for number, ((inputs, target), place, own) in enumerate(together, 1):
             factor = own * self.group.world / whole if whole else 1.0
             # Processes exchange gradients once, with the last part.
             exchange = nullcontext() if number == len(parts) else self._unsynchronized()
             with exchange, self._starts(place):
-                with autocast(self.group.device, self.settings.precision):
+                watching = nullcontext() if self.penalty is None else self.penalty.watching()
+                with watching, autocast(self.group.device, self.settings.precision):
                     output = self.wrapped(inputs)
                 self.task.check(output, target)
                 loss = self.task.loss(output, target)
-                scaled = self.state.scaler.scale(loss if factor == 1 else loss * factor)
+                total = loss
+                if self.penalty is not None:
+                    penalties.append(self.penalty.estimate())
+                    total = loss + self.penalty.weight * penalties[-1]
+                scaled = self.state.scaler.scale(total if factor == 1 else total * factor)
                 scaled.backward()  # type: ignore[no-untyped-call]
             outputs.append(output.detach())
             losses.append(loss.detach())
@@ -128,7 +139,11 @@ class Stepper:
         norm = nn.utils.get_total_norm(
             [each.grad for each in self.model.parameters() if each.grad is not None]
         )
-        return Step(output, y, loss, weight, learning_rate, norm, buffers)
+        penalty = None
+        if penalties:
+            shares = torch.tensor([own / (weight or 1.0) for own in weights])
+            penalty = (torch.stack(penalties).detach().cpu() * shares).sum()
+        return Step(output, y, loss, weight, learning_rate, norm, buffers, penalty)
 
     def _split(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parts of a batch, of nearly the same size, that are computed one after another."""

@@ -28,6 +28,7 @@ from equipoise.engine.check_settings import check_settings
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
+from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.log import MetricLog
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.part_activity import MAX_PROBE, has_parts, measure_parts
@@ -84,6 +85,7 @@ class Trainer:
         folder: Where the run is kept, if anywhere.
         group: The processes that train together; by default this one alone, on a CPU.
         progress: Where to show how it goes; by default the terminal.
+        jacobian_penalty: Weight of `JacobianPenalty` in the loss; 0 adds nothing.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Trainer:
         folder: Path | None = None,
         group: Group | None = None,
         progress: Progress | None = None,
+        jacobian_penalty: float = 0.0,
     ) -> None:
         self.task, self.train, self.test, self.held_out = task, train, test, held_out
         self.settings, self.schedule = settings or TrainConfig(), schedule or ScheduleConfig()
@@ -142,7 +145,8 @@ class Trainer:
         self.state = RunState(model, self.optimizer, self.average, scaler, task, self.warm)
         self.position = self.state.position
         self.solves = SolveMonitor(model)
-        self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves)
+        penalty = JacobianPenalty(model, jacobian_penalty) if jacobian_penalty else None
+        self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves, penalty)
         identity = run_identity(
             self.settings, self.optimizer_settings, self.schedule, self.train, self.test
         )

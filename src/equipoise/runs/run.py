@@ -150,6 +150,7 @@ def prepare(
         folder=folder,
         group=group,
         progress=progress,
+        jacobian_penalty=config.task.jacobian_penalty,
     )
     return trainer, samples, config
 

@@ -171,12 +171,15 @@ class TaskConfig:
         label_smoothing: Fraction of the probability that targets spread over all classes.
         loss: The loss of a regression; `auto` is the task's own.
         delta: Where the Huber loss becomes linear, in the units of the targets.
+        jacobian_penalty: Weight of the squared norm of the Jacobians of all equilibrium layers in
+            the training loss; 0 adds nothing.
     """
 
     name: str = "auto"
     label_smoothing: float = 0.0
     loss: Loss = "auto"
     delta: float = 1.0
+    jacobian_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         if self.name != "auto":
@@ -184,6 +187,7 @@ class TaskConfig:
         require_between("task.label_smoothing", self.label_smoothing, 0, 1, "[)")
         choose("task.loss", self.loss, get_args(Loss))
         require_positive("task.delta", self.delta)
+        require_positive("task.jacobian_penalty", self.jacobian_penalty, or_zero=True)
 
     def make(self, dataset: Dataset) -> Task:
         """Return the task for a data set, or raise if they do not fit.
