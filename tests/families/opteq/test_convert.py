@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from torch import nn
 
-from equipoise import Equilibrium, Status, Stop
+from equipoise import Equilibrium, Status, Stop, objective
 from equipoise.families.opteq import OptEq, OptEqConv2d
 from equipoise.families.opteq.convert import (
     HiddenUnits,
@@ -694,3 +694,13 @@ def test_to_wide_keeps_how_the_deep_network_is_solved_and_trains():
 def test_to_wide_refuses_in_one_sentence(deep, sentence):
     with pytest.raises(ValueError, match=f"to_wide.deep {sentence}"):
         to_wide(deep)
+
+
+def test_objective_of_a_converted_network_says_why_there_is_none() -> None:
+    """Lemma 2 says nothing of the norms, which Theorem 2 needs to be at most 1."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    net[0].weight.data *= 5
+    made = to_opteq(net)
+    with pytest.raises(ValueError, match="made by to_opteq .* minimises nothing"):
+        objective(made.equilibrium, torch.randn(2, 3))

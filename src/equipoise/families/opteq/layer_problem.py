@@ -160,11 +160,17 @@ def state_layers(potentials: Sequence[Potential], alphas: Sequence[float]) -> La
         if not potential.smoothness <= 1 + 100 * potential.epsilon:
             needed, mu = potential.smoothness * potential.mu, potential.mu
             sign = "<=" if potential.matrix is None else "="
+            # The layer that forgets the state is how to_opteq begins.
+            converted = (
+                " A network made by to_opteq computes what it was made from, with weights of any "
+                "norm (Lemma 2); it minimises nothing."
+            )
             raise ValueError(
                 "objective.layer must have mu >= L_s |W|^2 in each of its layers, or it is "
                 "not a proximal map (OptEq, Theorem 1); "
                 f"got L_s |W|^2 {sign} {needed:.6g} for mu = {mu:.6g} in layer {number}. "
                 f"Use norm='scale', or mu={math.ceil(100 * needed) / 100}."
+                + (converted if potentials[0].smoothness == 0 else "")
             )
     return LayerProblem(tuple(potentials), tuple(alphas))
 
