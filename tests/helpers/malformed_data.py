@@ -391,9 +391,9 @@ CSV_CASES: dict[str, tuple[Damage, str]] = {
     "missing": (put("train.csv", b"a,b,y\n1,2,0\n3,,1\n"), "row 3, column 'b' is missing"),
     "nan": (
         put("train.csv", b"a,b,y\n1,nan,0\n"),
-        "row 2, column 'b' is 'nan', not a finite number",
+        "row 2, column 'b' is missing; data.impute = 'mean'",
     ),
-    "nan first": (put("train.csv", b"1,nan,0\n1,2,0\n"), "row 1, column '2' is 'nan'"),
+    "nan first": (put("train.csv", b"1,nan,0\n1,2,0\n"), "row 1, column '2' is missing"),
     "beyond float32": (
         put("train.csv", b"1,2,0\n1,1e39,0\n"),
         "row 2, column '2' is '1e39', not a finite number in float32",
@@ -428,7 +428,7 @@ NPZ_CASES: dict[str, tuple[Damage, str]] = {
     ),
     "nan": (
         put("train.npz", npz(x=npy([[0, 1], [2, np.nan], [3, 4]]), y=TARGETS)),
-        "row 2, column 2 is not a finite number",
+        "row 2, column '2' is missing",
     ),
     "beyond float32": (
         put("train.npz", npz(x=npy([[0, 1], [2, 3], [1e39, 4]]), y=TARGETS)),

@@ -248,35 +248,58 @@ def write_npy(folder: Path, split: str) -> Content:
     return x, y
 
 
-def write_digits(_: Path, split: str) -> Content:
-    from sklearn.datasets import load_digits
-
-    pixels, labels = load_digits(return_X_y=True)
+def bundled_rows(labels: np.ndarray, split: str) -> np.ndarray:
     random = np.random.RandomState(0)
     test = np.concatenate(
         [
             (kind := random.permutation(np.where(labels == k)[0]))[: round(len(kind) * 0.2)]
-            for k in range(10)
+            for k in np.unique(labels)
         ]
     )
-    rows = np.sort(test) if split == "test" else np.setdiff1d(np.arange(len(labels)), test)
+    return np.sort(test) if split == "test" else np.setdiff1d(np.arange(len(labels)), test)
+
+
+def write_digits(_: Path, split: str) -> Content:
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    rows = bundled_rows(labels, split)
     return pixels[rows].reshape(-1, 1, 8, 8) / 16, labels[rows]
 
 
+def bundled(name: str) -> Callable[[Path, str], Content]:
+    def write(_: Path, split: str) -> Content:
+        from sklearn import datasets
+
+        if name == "load_diabetes":
+            x, y = datasets.load_diabetes(return_X_y=True, scaled=False)
+            rows = bundled_rows(0 * y, split)
+            return x[rows].astype(np.float32), y[rows, None]
+        x, y = getattr(datasets, name)(return_X_y=True)
+        rows = bundled_rows(y, split)
+        return x[rows].astype(np.float32), y[rows]
+
+    return write
+
+
 WRITERS: dict[str, Callable[[Path, str], Content]] = {
+    "breast-cancer": bundled("load_breast_cancer"),
     "camvid": write_camvid,
     "cifar10": write_cifar,
     "cityscapes": write_cityscapes,
     "csv": write_csv,
+    "diabetes": bundled("load_diabetes"),
     "digits": write_digits,
     "fashion-mnist": write_idx,
     "image-folder": write_folder,
     "images": write_images,
+    "iris": bundled("load_iris"),
     "mnist": write_idx,
     "npy": write_npy,
     "npz": write_npz,
     "svhn": write_svhn,
     "text": write_text,
+    "wine": bundled("load_wine"),
 }
 
 

@@ -64,6 +64,8 @@ def run(arguments: Namespace) -> int:
         multiple=run.model.size_multiple if task.takes_whole_images else None,
         vocabulary=run.vocabulary if task.reads_text else None,
         columns=run.about.columns,
+        encoding=run.about.encoding,
+        separator=run.config.data.options.get("separator", ""),
         on_bad_file=tell_bad,
     )
     if run.config.data.greyscale and task.answer_type is ImageAnswer:

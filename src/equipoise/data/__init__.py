@@ -9,6 +9,7 @@ from equipoise.data import (  # noqa: F401
     image_folder,
     mnist,
     numpy_table,
+    sklearn_table,
     street_scene,
     svhn,
     text,
@@ -22,13 +23,22 @@ from equipoise.data.bad_sample import (
 from equipoise.data.batch import batch_count, batch_positions, batches
 from equipoise.data.dataset import Dataset
 from equipoise.data.degrade import Degrade
+from equipoise.data.encoding import Encoding
 from equipoise.data.errors import DataError
 from equipoise.data.fingerprint import fingerprint
 from equipoise.data.loader import LoaderWarning, Loading
 from equipoise.data.mix import CutMix, Mixup
 from equipoise.data.rand_augment import RandAugment
-from equipoise.data.reader import DATASETS, Reader, find_scored_split, list_data, load_data
+from equipoise.data.reader import (
+    DATASETS,
+    Reader,
+    find_scored_split,
+    list_data,
+    load_data,
+    load_raw,
+)
 from equipoise.data.spatial_transform import PadCropFlip, RandomResizedCrop, Resize
+from equipoise.data.table import encode_dataset, fit_dataset
 from equipoise.data.transform import Compose, Greyscale, Normalize, ToFloat, Transform
 
 __all__ = [
@@ -41,6 +51,7 @@ __all__ = [
     "DataError",
     "Dataset",
     "Degrade",
+    "Encoding",
     "Greyscale",
     "LoaderWarning",
     "Loading",
@@ -56,9 +67,12 @@ __all__ = [
     "batch_count",
     "batch_positions",
     "batches",
+    "encode_dataset",
     "find_scored_split",
     "fingerprint",
+    "fit_dataset",
     "list_data",
     "load_data",
+    "load_raw",
     "read_bad_samples",
 ]

@@ -14,6 +14,7 @@ from torch.utils import data
 
 from equipoise.core import SettingError, choose
 from equipoise.data.bad_sample import BadSampleError, BadSamples, is_bad_sample
+from equipoise.data.encoding import Encoding, RawTable
 from equipoise.data.errors import DataError
 from equipoise.data.vocabulary import Tokens
 
@@ -36,7 +37,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         classes: Names of the classes, the vocabulary, or names of the numbers to predict.
         shape: Of one sample; of the first one where they differ.
         x: All samples, uint8 (images, 0 to 255), float32 or int64 (words); `None` if they are
-            read one by one.
+            read one by one. Of a table that is not encoded yet, float64.
         y: All targets, int64, or float32 (samples, numbers) of a regression; also of
             samples that are read one by one, if they are known before.
         sample: Reads the sample at a position, if they are read one by one.
@@ -45,6 +46,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         columns: Names of the features of a table, if its file names them.
         tokens: What a text was split into.
         files: The files of each sample, if samples are read one by one from files.
+        raw: What the numbers of a table stand for that is not encoded yet.
+        encoding: What became of the columns of a table.
         bad: Where samples that cannot be read are noted, which `gather` then does without; `None`
             raises their errors.
         one_by_one: Whether samples differ in shape, so that each is a batch of its own.
@@ -63,6 +66,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     columns: tuple[str, ...] = ()
     tokens: Tokens | None = None
     files: tuple[tuple[Path, ...], ...] = ()
+    raw: RawTable | None = None
+    encoding: Encoding | None = None
     bad: BadSamples | None = None
     one_by_one: bool = False
 
@@ -166,7 +171,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     def about(self) -> dict[str, Any]:
         """Return what is known about the samples, as plain values."""
         names = ("name", "task", "classes", "shape", "ignore", "columns", "tokens")
-        return {name: getattr(self, name) for name in names}
+        encoding = {} if self.encoding is None else {"encoding": self.encoding.to_dict()}
+        return {name: getattr(self, name) for name in names} | encoding
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return a data set of some of the samples, in the order given.
@@ -176,7 +182,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         """
         index = torch.as_tensor(indices, dtype=torch.int64)
         if self.x is not None and self.y is not None:
-            return replace(self, x=self.x[index], y=self.y[index])
+            raw = None if self.raw is None else self.raw.select_rows(index.numpy())
+            return replace(self, x=self.x[index], y=self.y[index], raw=raw)
         positions = index.tolist()
         y = None if self.y is None else self.y[index]
         return replace(

@@ -9,6 +9,7 @@ from typing import final
 import numpy as np
 import torch
 
+from equipoise.data.bundled_split import split_rows
 from equipoise.data.dataset import Dataset
 from equipoise.data.reader import DATASETS, Reader
 
@@ -23,18 +24,13 @@ class Digits(Reader):
 
     name = "digits"
     summary = "Handwritten digits, 1,438 + 359 grey images of 8 x 8, bundled with scikit-learn."
+    bundled = True
 
     def read(self, folder: Path, split: str) -> Dataset:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
         pixels, labels = load_digits(return_X_y=True)
-        # the old generator, because its numbers are promised never to change
-        random = np.random.RandomState(0)
-        test = np.zeros(len(labels), dtype=bool)
-        for label in range(10):
-            members = random.permutation(np.flatnonzero(labels == label))
-            test[members[: round(len(members) / 5)]] = True
-        rows = np.flatnonzero(test if split == "test" else ~test)
+        rows = split_rows(labels, split)
         x = torch.from_numpy((pixels[rows] / 16).astype(np.float32)).reshape(-1, 1, 8, 8)
         y = torch.from_numpy(labels[rows].astype(np.int64))
         return Dataset(self.name, split, "classification", tuple("0123456789"), (1, 8, 8), x, y)

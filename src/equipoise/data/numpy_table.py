@@ -23,7 +23,7 @@ from equipoise.data.bounded_io import (
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.reader import DATASETS
-from equipoise.data.table import MAX_FLOAT, TableReader
+from equipoise.data.table import MAX_FLOAT, TableReader, make_raw
 
 __all__ = ["NPY", "NPZ", "read_npy"]
 
@@ -43,7 +43,7 @@ class NumpyReader(TableReader):
 
     def _make(self, split: str, paths: list[Path], arrays: list[NDArray[Any]]) -> Dataset:
         """The data set of the samples and the labels or targets in two files, or in one."""
-        x = _features(paths[0], arrays[0])
+        x = _features(paths[0], arrays[0], or_missing=arrays[0].ndim == 2)
         if not self.targets:
             labels = _labels(paths[1], arrays[1])
             return self.make_dataset(split, paths[0], x, labels, labels_path=paths[1])
@@ -53,16 +53,18 @@ class NumpyReader(TableReader):
                 paths[1],
                 f"must hold one or more numbers for each of {len(x)} rows; got shape {y.shape}",
             )
-        y = y.reshape(len(y), -1)
-        samples = np.ascontiguousarray(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32)
+        targets = torch.from_numpy(y.reshape(len(y), -1).astype(np.float64))
+        count = targets.shape[1]
+        samples, raw = make_raw(paths[0], x)
         return Dataset(
             self.name,
             split,
             "regression",
-            tuple(f"y{i}" for i in range(y.shape[1])) if y.shape[1] > 1 else ("y",),
+            tuple(f"y{i}" for i in range(count)) if count > 1 else ("y",),
             x.shape[1:],
-            torch.from_numpy(samples.copy()),
-            torch.from_numpy(y.astype(np.float32)),
+            samples,
+            targets if raw else targets.float(),
+            raw=raw,
         )
 
 
@@ -77,7 +79,7 @@ class NPZ(NumpyReader):
             split.
         targets: Whether y holds numbers to predict, one or several for each row, and no labels; the
             task is then a regression.
-        features: The name of the array of samples; bytes stay bytes, other numbers become float32.
+        features: The name of the array of samples; bytes stay bytes.
         labels: The name of the array of labels or targets.
     """
 
@@ -90,7 +92,7 @@ class NPZ(NumpyReader):
     def has(self, folder: Path, split: str) -> bool:
         return (folder / f"{split}.npz").is_file()
 
-    def read(self, folder: Path, split: str) -> Dataset:
+    def read_raw(self, folder: Path, split: str) -> Dataset:
         path = find_file(folder, f"{split}.npz")
         if path is None:
             raise self.missing(folder, f"{split}.npz")
@@ -130,7 +132,7 @@ class NPY(NumpyReader):
     def has(self, folder: Path, split: str) -> bool:
         return (folder / f"{split}_x.npy").is_file()
 
-    def read(self, folder: Path, split: str) -> Dataset:
+    def read_raw(self, folder: Path, split: str) -> Dataset:
         paths = [folder / f"{split}_{key}.npy" for key in "xy"]
         absent = [path.name for path in paths if not path.is_file()]
         if absent:
@@ -184,11 +186,12 @@ def read_npy(path: Path, stream: IO[bytes], size: int) -> NDArray[Any]:
     return np.frombuffer(body, dtype=dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _features(path: Path, values: NDArray[Any]) -> NDArray[Any]:
+def _features(path: Path, values: NDArray[Any], *, or_missing: bool = False) -> NDArray[Any]:
+    """Numbers that float32 can hold; where they may be missing, NaN says so."""
     if not values.ndim or not values.size:
         raise DataError(path, "holds no samples")
     wrong = (
-        np.argwhere(~(np.abs(values) <= MAX_FLOAT))
+        np.argwhere(~(np.abs(values) <= MAX_FLOAT) & ~(or_missing & np.isnan(values)))
         if values.dtype.kind == "f"
         else np.empty((0, values.ndim))
     )

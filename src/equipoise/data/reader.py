@@ -13,7 +13,15 @@ from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
 from equipoise.data.fetch import Download, fetch
 
-__all__ = ["DATASETS", "Reader", "find_folder", "find_scored_split", "list_data", "load_data"]
+__all__ = [
+    "DATASETS",
+    "Reader",
+    "find_folder",
+    "find_scored_split",
+    "list_data",
+    "load_data",
+    "load_raw",
+]
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,7 @@ class Reader(ABC):
         scored: The splits that models are scored on, the first of them that is there.
         downloads: The files of each split that can be downloaded.
         needs_root: Whether the user must say where the files are.
+        bundled: Whether it needs no files.
     """
 
     name: ClassVar[str]
@@ -35,6 +44,7 @@ class Reader(ABC):
     scored: ClassVar[tuple[str, ...]] = ("test",)
     downloads: ClassVar[dict[str, tuple[Download, ...]]] = {}
     needs_root: ClassVar[bool] = False
+    bundled: ClassVar[bool] = False
 
     @abstractmethod
     def read(self, folder: Path, split: str) -> Dataset:
@@ -44,6 +54,15 @@ class Reader(ABC):
             folder: Where the published files are.
             split: One of `splits`.
         """
+
+    def read_raw(self, folder: Path, split: str) -> Dataset:
+        """Read one split, of tables as they are in the file, for `fit_dataset`; else as `read`.
+
+        Args:
+            folder: As of `read`.
+            split: As of `read`.
+        """
+        return self.read(folder, split)
 
     def has(self, folder: Path, split: str) -> bool:
         """Return whether a split is there, for formats of which not all need be.
@@ -100,6 +119,34 @@ def load_data(
             downloaded otherwise.
         options: The options of the reader, such as `size=(64, 64)` for `image-folder`.
     """
+    reader, folder = _prepare(name, split, root, download, options)
+    return reader.read(folder, split)
+
+
+def load_raw(
+    name: str,
+    split: str = "train",
+    root: str | Path | None = None,
+    download: bool = False,
+    **options: Any,
+) -> Dataset:
+    """Return one split of a data set; of tables as they are in the file, for `fit_dataset`.
+
+    Args:
+        name: As of `load_data`.
+        split: As of `load_data`.
+        root: As of `load_data`.
+        download: As of `load_data`.
+        options: As of `load_data`.
+    """
+    reader, folder = _prepare(name, split, root, download, options)
+    return reader.read_raw(folder, split)
+
+
+def _prepare(
+    name: str, split: str, root: str | Path | None, download: bool, options: dict[str, Any]
+) -> tuple[Reader, Path]:
+    """A reader and where it reads, with the files that it needs."""
     kind = DATASETS[name]
     choose(f"load_data.split of {name!r}", split, kind.splits)
     reader, folder = _make_reader(name, root, options)
@@ -109,7 +156,7 @@ def load_data(
                 (folder / known).is_file() for known in (file.file, file.file.removesuffix(".gz"))
             ):
                 fetch(file, folder)
-    return reader.read(folder, split)
+    return reader, folder
 
 
 def find_scored_split(name: str, root: str | Path | None = None, **options: Any) -> str | None:

@@ -1,37 +1,64 @@
-"""What all tables of numbers with labels have in common."""
+"""What all tables have in common: they are read as they are, and then encoded."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from equipoise.core import require_count
+from equipoise.core import SettingError, require_count
 from equipoise.data.bounded_io import check_labels
+from equipoise.data.csv_file import MAX_FLOAT
 from equipoise.data.dataset import Dataset
+from equipoise.data.encoding import (
+    Encoding,
+    Impute,
+    RawTable,
+    find_lost_digits,
+    fit_encoding,
+    warn_of_lost_digits,
+)
 from equipoise.data.errors import DataError
 from equipoise.data.reader import Reader
 
-__all__ = ["MAX_FLOAT", "TableReader", "TableWarning", "warn_of_lost_digits"]
+__all__ = [
+    "MAX_FLOAT",
+    "RawReader",
+    "TableReader",
+    "encode_dataset",
+    "fit_dataset",
+    "make_raw",
+]
 
-MAX_FLOAT = float(np.finfo(np.float32).max)
-MAX_LOST = 1e-3  # of a column's standard deviation, by rounding to float32
 # Classes, if nobody says how many: a stray label would make a list of names that fills the memory.
 MAX_CLASSES = 100_000
 
 
-class TableWarning(UserWarning):
-    """A table is read in a way that may not be meant."""
+@dataclass(frozen=True)
+class RawReader(Reader):
+    """Reads tables as they are: numbers in float64, NaN where they are missing, and categories."""
+
+    @abstractmethod
+    def read_raw(self, folder: Path, split: str) -> Dataset: ...
+
+    def read(self, folder: Path, split: str) -> Dataset:
+        raw = self.read_raw(folder, split)
+        if raw.raw is None:
+            return raw
+        learnt = raw
+        if split != "train" and any(raw.raw.levels) and self.has(folder, "train"):
+            learnt = self.read_raw(folder, "train")
+        return encode_dataset(raw, fit_dataset(learnt))
 
 
 @dataclass(frozen=True)
-class TableReader(Reader):
+class TableReader(RawReader):
     """Reads tables of numbers with labels.
 
     Args:
@@ -63,15 +90,13 @@ class TableReader(Reader):
         Args:
             split: The split.
             path: The file of the features.
-            features: One row for each sample; bytes stay bytes, other numbers become float32.
+            features: One row for each sample; as of `make_raw`.
             labels: Whole numbers.
             labels_path: The file of the labels, if it is another one.
             columns: Names of the features, if they have names.
         """
         labels_path = labels_path or path
-        x = np.ascontiguousarray(
-            features, dtype=np.uint8 if features.dtype == np.uint8 else np.float32
-        )
+        x, raw = make_raw(path, features, columns)
         count = self.classes
         if count is None:
             count = max(int(labels.max(initial=0)) + 1, 1)
@@ -91,42 +116,88 @@ class TableReader(Reader):
             )
         names = tuple(str(i) for i in range(count))
         return Dataset(
-            self.name,
-            split,
-            "arrays",
-            names,
-            x.shape[1:],
-            torch.from_numpy(x.copy()),
-            y,
-            columns=columns,
+            self.name, split, "arrays", names, x.shape[1:], x, y, columns=columns, raw=raw
         )
 
 
-def warn_of_lost_digits(path: Path, values: NDArray[Any], titles: Sequence[str]) -> None:
-    """Warn if rounding to float32 takes away much of what varies in a column.
-
-    A column of seconds since 1970 is rounded to multiples of 128, say.
+def make_raw(
+    path: Path, features: NDArray[Any], columns: tuple[str, ...] = ()
+) -> tuple[Tensor, RawTable | None]:
+    """Return samples in an array, and what is known of them if they are rows of numbers.
 
     Args:
-        path: The file.
-        values: Its numbers, (rows, columns).
-        titles: Names of the columns.
+        path: Where they come from.
+        features: The samples; bytes stay bytes, rows of other numbers stay as precise as they are,
+            and all else becomes float32.
+        columns: Names of the numbers of a row, if they have names.
     """
-    if values.dtype != np.float64:
-        return
-    error = np.abs(values - values.astype(np.float32)).max(axis=0)
-    scale = np.abs(values).max(axis=0)
-    # Scaled, so that squares of large numbers stay finite.
-    deviation = scale * np.std(values / np.where(scale > 0, scale, 1), axis=0)
-    constant = values.max(axis=0) == values.min(axis=0)
-    lost = np.flatnonzero(~constant & (error > MAX_LOST * deviation))
-    if len(lost):
-        column = lost[0]
-        others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        warnings.warn(
-            f"{path}: column {titles[column]!r}{others} varies by {deviation[column]:.3g} and is "
-            f"rounded by up to {error[column]:.3g} in float32, in which tables are kept; subtract "
-            "one number from it in all files beforehand",
-            TableWarning,
-            stacklevel=5,
-        )
+    if features.dtype == np.uint8 or features.ndim != 2:
+        kind = np.uint8 if features.dtype == np.uint8 else np.float32
+        return torch.from_numpy(np.array(features, dtype=kind, order="C")), None
+    exact = np.float32 if features.dtype in (np.float16, np.float32) else np.float64
+    x = torch.from_numpy(np.array(features, dtype=exact, order="C"))
+    return x, _plain_table(path, x, columns)
+
+
+def _plain_table(path: Path, x: Tensor, columns: tuple[str, ...]) -> RawTable:
+    titles = columns or tuple(str(i + 1) for i in range(x.shape[1]))
+    return RawTable(path, titles, ((),) * len(titles), np.arange(1, len(x) + 1))
+
+
+def fit_dataset(
+    dataset: Dataset, *, standardize: bool = False, impute: Impute = "none"
+) -> Encoding | None:
+    """Return what becomes of the columns of a table; `None` of data that need no encoding.
+
+    Args:
+        dataset: The training rows.
+        standardize: As of `fit_encoding`.
+        impute: As of `fit_encoding`.
+    """
+    asked = "standardize" if standardize else "impute" if impute != "none" else ""
+    table = dataset.task in ("arrays", "regression") and len(dataset.shape) == 1
+    if dataset.x is None or not table:
+        if asked:
+            raise SettingError(
+                f"data.{asked}",
+                "be for tables of features",
+                standardize if asked == "standardize" else impute,
+                got=f"samples of shape {dataset.shape} in {dataset.name!r}",
+            )
+        return None
+    # Rows of floats from a reader of one's own are ready as they are.
+    if dataset.raw is None and not asked and dataset.x.dtype != torch.uint8:
+        return None
+    y = dataset.y if dataset.task == "regression" else None
+    return fit_encoding(
+        dataset.x.numpy(),
+        _about_rows(dataset, dataset.x),
+        None if y is None else y.double().numpy(),
+        standardize=standardize,
+        impute=impute,
+    )
+
+
+def encode_dataset(dataset: Dataset, encoding: Encoding | None) -> Dataset:
+    """Return the rows of a table as a network takes them.
+
+    Numbers to predict stay in their units: the task knows the scale in which they are learnt.
+
+    Args:
+        dataset: The table.
+        encoding: What becomes of its columns; `None` leaves the data as they are.
+    """
+    if encoding is None or dataset.x is None:
+        return dataset
+    raw, y = _about_rows(dataset, dataset.x), dataset.y
+    x = torch.from_numpy(encoding.encode(dataset.x.numpy(), raw))
+    if dataset.task == "regression" and y is not None and y.dtype == torch.float64:
+        if not encoding.targets:
+            warn_of_lost_digits(raw.path, y.numpy(), dataset.classes)
+        if not (encoding.targets and find_lost_digits(y.numpy())):
+            y = y.float()
+    return replace(dataset, x=x, y=y, shape=(encoding.width,), raw=None, encoding=encoding)
+
+
+def _about_rows(dataset: Dataset, x: Tensor) -> RawTable:
+    return dataset.raw or _plain_table(Path(dataset.name), x, dataset.columns)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data import DataError, Greyscale
+from equipoise.data import DataError, Encoding, Greyscale
 from equipoise.data.bounded_io import data_errors_of, read_file, require_room
-from equipoise.data.csv_table import has_titles
+from equipoise.data.csv_file import open_csv
+from equipoise.data.encoding import CategoryColumn, RawTable
 from equipoise.data.image import SUFFIXES, list_images, read_image
-from equipoise.data.label_names import parse_number
 from equipoise.data.numpy_table import read_npy
 from equipoise.data.vocabulary import Vocabulary
 
@@ -34,6 +32,8 @@ def read_inputs(
     multiple: int | None = None,
     vocabulary: Vocabulary | None = None,
     columns: Sequence[str] = (),
+    encoding: Encoding | None = None,
+    separator: str = "",
     on_bad_file: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Read samples one by one, each with a name: its file, and its index in a file of many.
@@ -54,6 +54,8 @@ def read_inputs(
         vocabulary: The tokens of a language model, whose inputs are text: files of one sample
             each.
         columns: Names of the features that the model was trained on (`Dataset.columns`).
+        encoding: What becomes of the columns of a table (`Dataset.encoding`).
+        separator: As of `open_csv`.
         on_bad_file: Called with what is wrong with a file or a folder, which is then left out; by
             default the first bad one ends the reading.
     """
@@ -65,7 +67,9 @@ def read_inputs(
         for file in files:
             samples: list[tuple[str, Tensor]] = []
             with _bad_files_to(on_bad_file):  # around the reading, not around what is made of it
-                samples = list(_read(file, shape, multiple, vocabulary, tuple(columns)))
+                samples = list(
+                    _read(file, shape, multiple, vocabulary, tuple(columns), encoding, separator)
+                )
             yield from samples
 
 
@@ -98,6 +102,8 @@ def _read(
     multiple: int | None,
     vocabulary: Vocabulary | None,
     columns: tuple[str, ...],
+    encoding: Encoding | None,
+    separator: str,
 ) -> Iterator[tuple[str, Tensor]]:
     suffix = path.suffix.lower()
     if vocabulary is not None:
@@ -107,7 +113,10 @@ def _read(
     elif suffix in SUFFIXES:
         yield str(path), _image(path, shape, multiple)
     elif suffix in (".npy", ".npz", ".csv"):
-        values = _table(path, columns, math.prod(shape)) if suffix == ".csv" else _array(path)
+        if suffix == ".csv":
+            values: NDArray[Any] = _table(path, columns, math.prod(shape), encoding, separator)
+        else:
+            values = _array(path) if encoding is None else _encode(path, _array(path), encoding)
         for i, sample in enumerate(_samples(path, values, shape, multiple)):
             yield f"{path}[{i}]", sample
     else:
@@ -164,41 +173,49 @@ def _array(path: Path) -> NDArray[Any]:
                 return read_npy(path, stream, found.file_size)
 
 
-def _table(path: Path, columns: tuple[str, ...], size: int) -> NDArray[np.float64]:
+def _table(
+    path: Path, columns: tuple[str, ...], size: int, encoding: Encoding | None, separator: str
+) -> NDArray[Any]:
     """The features of a table, without its label, if they can be told apart."""
-    content = read_file(path)
-    with data_errors_of(path):
-        rows = [
-            (i, row)
-            for i, row in enumerate(
-                csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")), start=1
-            )
-            if row
-        ]
-    titles: list[str] = []
-    if rows and has_titles([row for _, row in rows], columns):
-        titles = [cell.strip() for cell in rows[0][1]]
-        rows = rows[1:]
-    kept = _find_columns(path, titles, columns) if titles and columns else None
-    if kept is None and not columns and rows and len(rows[0][1]) == size + 1:
-        kept = list(range(size))  # the last column is the label
-    for i, row in rows:
-        width = len(titles or rows[0][1])
-        if len(row) != width:
-            raise DataError(path, f"has {len(row)} columns in row {i}; {width} expected")
-        for number, cell in enumerate(row, start=1):
-            if (kept is None or number - 1 in kept) and parse_number(cell) is None:
-                raise DataError(path, f"row {i}, column {number} is {cell.strip()!r}, not a number")
-    if kept is not None:
-        return np.array([[row[k] for k in kept] for _, row in rows], dtype=np.float64)
-    values = np.array([row for _, row in rows], dtype=np.float64)
-    if columns and len(values) and values.shape[1] == size + 1:
+    unsure = None if columns else False  # what was trained without names has none
+    file = open_csv(path, known=columns, separator=separator, least=1, unsure=unsure)
+    kinds = encoding.columns if encoding else ()
+    size = len(kinds) or size
+    if file.named and columns:
+        kept = _find_columns(path, file.titles, columns)
+    elif len(file.titles) == size + 1 and columns:
         raise DataError(
             path,
             f"has {size + 1} columns without names, so it cannot be told which one is the label "
             f"and not one of {_list_names(columns)}; name them in a first row",
         )
+    else:
+        more = len(file.titles) == size + 1  # the last column is the label
+        kept = list(range(size if more else len(file.titles)))
+    categories = {
+        i for i, kind in zip(kept, kinds, strict=False) if isinstance(kind, CategoryColumn)
+    }
+    values, raw = file.read_raw(kept, categories)
+    if encoding is not None:
+        return encoding.encode(values, raw)
+    if np.isnan(values).any():
+        row, column = np.argwhere(np.isnan(values))[0]
+        raise raw.error(row, column, "is missing")
     return values
+
+
+def _encode(path: Path, values: NDArray[Any], encoding: Encoding) -> NDArray[np.float32]:
+    """Rows of a table in an array, as the model takes them."""
+    size = len(encoding.columns)
+    values = values[None] if values.shape == (size,) else values
+    if not values.size:
+        raise DataError(path, "holds no samples")
+    if values.shape[1:] != (size,):
+        shape = values.shape[1:]
+        raise DataError(path, f"holds samples of shape {shape}; the model takes {(size,)}")
+    titles = tuple(str(i + 1) for i in range(size))
+    raw = RawTable(path, titles, ((),) * size, np.arange(1, len(values) + 1))
+    return encoding.encode(values, raw)
 
 
 def _find_columns(path: Path, titles: Sequence[str], columns: Sequence[str]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -115,7 +114,7 @@ def _make_mix(data: DataConfig, dataset: Dataset) -> list[Transform]:
 
 
 def resolve(config: Config, dataset: Dataset) -> Config:
-    """Return a config with what it left to the data: task, scale, `DATA_OPTIONS` of the model.
+    """Return a config with what it left to the data: task, `DATA_OPTIONS` of the model.
 
     Args:
         config: The config.
@@ -151,50 +150,15 @@ def resolve(config: Config, dataset: Dataset) -> Config:
                 "Leave it out.",
             )
     name = task.name if config.task.name == "auto" else config.task.name
-    data = config.data
-    if data.standardize and len(dataset):
-        mean, std = _find_scale(dataset)
-        # A run that is resumed has found them before.
-        if data.mean and not (_are_close(data.mean, mean) and _are_close(data.std, std)):
-            raise SettingError(
-                "data.mean",
-                "be left out with data.standardize = true, which finds another one in the "
-                "training samples",
-                data.mean,
-                "Set data.standardize = false to use your own.",
-            )
-        data = data if data.mean else replace(data, mean=mean, std=std)
     return replace(
         config,
-        data=data,
         model=replace(config.model, options=options),
         task=replace(config.task, name=name),
     )
 
 
-def _are_close(first: Sequence[float], second: Sequence[float]) -> bool:
-    return len(first) == len(second) and all(
-        math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-12) for a, b in zip(first, second, strict=True)
-    )
-
-
 def _is_table(dataset: Dataset) -> bool:
     return dataset.task in ("arrays", "regression") and len(dataset.shape) == 1
-
-
-def _find_scale(dataset: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The mean and the standard deviation of each feature; a constant one is only shifted."""
-    if not _is_table(dataset) or dataset.x is None:
-        raise SettingError(
-            "data.standardize",
-            "be for tables of features",
-            True,
-            got=f"samples of shape {dataset.shape} in {dataset.name!r}",
-        )
-    values = dataset.x.double()
-    std, mean = torch.std_mean(values, dim=0, correction=0)
-    constant = std <= mean.abs() * torch.finfo(torch.float32).eps
-    return tuple(mean.tolist()), tuple(std.where(~constant, torch.ones_like(std)).tolist())
 
 
 def _seen_shape(data: DataConfig, dataset: Dataset) -> tuple[int, ...]:
@@ -255,8 +219,8 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
                 "model.name",
                 f"take samples of shape {tuple(x.shape[1:])} from {dataset.name!r}",
                 model.name,
-                "The models that come with Equipoise take images; for tables and text, name a "
-                "function of your own: model.name = 'package.module:function' "
+                "Models for tables are called *-table (equipoise list models table); for text, "
+                "name a function of your own: model.name = 'package.module:function' "
                 "(docs/how_to/model.md).",
             ) from error
         if "memory" in str(error) or isinstance(error, ValueError):

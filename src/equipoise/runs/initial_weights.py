@@ -82,7 +82,8 @@ def load_initial_weights(
     if task.learns_classes and before.classes != dataset.classes:
         new |= _find_dependent(own, config, "num_classes")
         reasons.append("classes")
-    if before.columns and dataset.columns and before.columns != dataset.columns:
+    both_named = bool(before.columns) == bool(dataset.columns)
+    if both_named and _list_features(before) != _list_features(dataset):
         new |= _find_dependent(own, config, "input_shape")
         reasons.append("columns")
     if reasons and not new:
@@ -100,6 +101,11 @@ def load_initial_weights(
     names = [name for name in own if name in new]
     why = f", since the {' and the '.join(reasons)} differ" if reasons else ""
     return f"{source}; new are {', '.join(names)}{why}" if names else str(source)
+
+
+def _list_features(about: Dataset) -> tuple[str, ...]:
+    """Names of what the first layer sees of a table: its columns, and the categories in them."""
+    return about.encoding.name_features(about.columns) if about.encoding else about.columns
 
 
 def _find_dependent(own: Mapping[str, Tensor], config: Config, option: str) -> set[str]:

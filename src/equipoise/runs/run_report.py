@@ -66,7 +66,7 @@ def report_run(folder: Path, *, trust: bool = False) -> Path:
             # what residuals are measured by
             settings["model"]["options"].setdefault("tolerance", layer.stop.tolerance)
         try:
-            samples: Dataset | None = load_part(config.data, None)
+            samples: Dataset | None = load_part(config.data, None, about.encoding)
         except DataError:
             samples = None
         if samples is not None and len(samples):

@@ -16,14 +16,17 @@ from equipoise.data import (
     BadSamples,
     DataError,
     Dataset,
+    Encoding,
+    encode_dataset,
     find_scored_split,
-    load_data,
+    fit_dataset,
+    load_raw,
 )
 from equipoise.data.image import find_other_size
 from equipoise.data.reader import find_folder
 from equipoise.runs.sections import DataConfig, as_config_error
 
-__all__ = ["Samples", "load_part", "load_samples", "load_test", "require_alike"]
+__all__ = ["Samples", "load_part", "load_samples", "require_alike"]
 
 
 @dataclass(frozen=True)
@@ -43,19 +46,32 @@ class Samples:
     bad: BadSamples | None = None
 
 
-def load_samples(data: DataConfig) -> Samples:
+def load_samples(data: DataConfig, encoding: Encoding | None = None) -> Samples:
     """Load the data sets that a run needs.
 
     Args:
         data: Which ones.
+        encoding: What becomes of the columns of a table; by default what its training samples say.
     """
+    found = _load_samples(data)
+    if encoding is None:
+        encoding = fit_dataset(found.train, standardize=data.standardize, impute=data.impute)
+    train, watched = (encode_dataset(each, encoding) for each in (found.train, found.watched))
+    test = found.test
+    if test is not None:
+        test = watched if test is found.watched else encode_dataset(test, encoding)
+    return Samples(train, watched, test, found.bad)
+
+
+def _load_samples(data: DataConfig) -> Samples:
+    """The data sets, tables as they are in their files."""
     bad = BadSamples() if data.on_bad_sample == "skip" else None
-    train, test = replace(_load(data, "train"), bad=bad), load_test(data)
+    train, test = replace(_load(data, "train"), bad=bad), _load_test(data)
     if test is not None:
         test = replace(test, bad=bad)
         require_alike(train, test)
     if not data.subset and not data.holdout:
-        assert test is not None  # load_test would have said so
+        assert test is not None  # _load_test would have said so
         return Samples(train, test, test, bad)
     if data.holdout and _holds_out(data):
         # What a reader learns from training samples, such as a vocabulary, knows nothing of others.
@@ -69,7 +85,7 @@ def load_samples(data: DataConfig) -> Samples:
         raise SettingError("data.holdout", "leave samples on both sides", data.holdout, got=got)
     kept = train.select_rows(order[: len(order) - held])
     scored = train.select_rows(order[len(order) - held :]) if held else test
-    assert scored is not None  # either some are held out, or load_test would have said so
+    assert scored is not None  # either some are held out, or _load_test would have said so
     return Samples(kept, scored, test, bad)
 
 
@@ -123,13 +139,10 @@ def _shorten(names: Sequence[str]) -> str:
     return ", ".join(names if len(names) <= 10 else (*names[:8], "...", names[-1]))
 
 
-def load_test(data: DataConfig) -> Dataset | None:
-    """Load the samples to score: the first of the splits to score that is there.
+def _load_test(data: DataConfig) -> Dataset | None:
+    """The samples to score: the first of the splits to score that is there.
 
     There must be one, unless samples are held out of the training data.
-
-    Args:
-        data: Of which data set.
     """
     with _config_errors(data):
         split = find_scored_split(data.name, data.root or None, **_reader_options(data))
@@ -153,21 +166,24 @@ def load_test(data: DataConfig) -> Dataset | None:
     )
 
 
-def load_part(data: DataConfig, split: str | None) -> Dataset:
+def load_part(data: DataConfig, split: str | None, encoding: Encoding | None) -> Dataset:
     """Load what a run means by a split of its data.
 
     Args:
         data: Of which run.
         split: `train` is what it learns from, `val` what it holds out, if it does; others are those
             of the data. By default what the run scores in the end.
+        encoding: What becomes of the columns of a table, as the run keeps it.
     """
     if split == "train" and (data.subset or data.holdout):
-        return load_samples(data).train
-    if split == "val" and data.holdout:
-        return load_samples(data).watched
-    if split is not None:
-        return _load(data, split)
-    return load_test(data) or load_samples(data).watched
+        found = _load_samples(data).train
+    elif split == "val" and data.holdout:
+        found = _load_samples(data).watched
+    elif split is not None:
+        found = _load(data, split)
+    else:
+        found = _load_test(data) or _load_samples(data).watched
+    return encode_dataset(found, encoding)
 
 
 @contextmanager
@@ -188,7 +204,7 @@ def _config_errors(data: DataConfig) -> Iterator[None]:
 def _load(data: DataConfig, split: str) -> Dataset:
     with _config_errors(data):
         options = _reader_options(data)
-        dataset = load_data(data.name, split, data.root or None, data.download, **options)
+        dataset = load_raw(data.name, split, data.root or None, data.download, **options)
     try:
         dataset = dataset.select_classes(data.classes) if data.classes else dataset
     except SettingError as error:

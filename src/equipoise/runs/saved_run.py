@@ -12,7 +12,7 @@ import torch
 
 from equipoise.analysis import certify
 from equipoise.core import SettingError, SourceError, choose
-from equipoise.data import DATASETS, Dataset, Loading, Transform
+from equipoise.data import DATASETS, Dataset, Encoding, Loading, Transform
 from equipoise.data.vocabulary import TOKENS, Vocabulary
 from equipoise.engine import (
     CheckpointError,
@@ -141,7 +141,7 @@ def evaluate_run(
     data = run.config.data if root is None else replace(run.config.data, root=root)
     known = DATASETS[data.name].as_trained(run.about)
     data = replace(data, options={**data.options, **known})
-    dataset = load_part(data, split)
+    dataset = load_part(data, split, run.about.encoding)
     train = run.config.train
     try:
         require_alike(run.about, dataset)
@@ -177,6 +177,7 @@ def read_about(values: dict[str, Any]) -> Dataset:
         choose("tokens of its data", tokens, TOKENS)
     odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
     odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
+    encoding = values.get("encoding")  # only tables have one
     if odd:
         raise ValueError(f"{odd[0]} of its data cannot be {values[odd[0]]!r}")
     empty = torch.zeros(0, dtype=torch.int64)
@@ -191,4 +192,5 @@ def read_about(values: dict[str, Any]) -> Dataset:
         ignore=values["ignore"],
         columns=tuple(columns),
         tokens=tokens,
+        encoding=None if encoding is None else Encoding.from_dict(encoding),
     )

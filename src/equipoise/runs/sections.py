@@ -15,6 +15,7 @@ from equipoise.core import (
     require_whole,
 )
 from equipoise.data import DATASETS, Dataset, Loading
+from equipoise.data.encoding import Impute
 from equipoise.data.loader import MAX_WORKERS
 from equipoise.engine.tasks import TASKS, Task, make_task
 from equipoise.models import model_options, require_model
@@ -76,8 +77,12 @@ class DataConfig:
         mix: How each training image is mixed with another one, and its class as well: `mixup` adds
             them, `cutmix` replaces a box.
         mix_alpha: The weights of a mixture are drawn from Beta(alpha, alpha).
-        standardize: Whether each feature of a table is shifted and scaled to mean 0 and deviation 1
-            over the training samples, which sets `mean` and `std`.
+        standardize: Whether each number of a table, features and numbers to predict, is brought to
+            mean 0 and deviation 1 over the training samples; predictions and scores are in their
+            own units.
+        impute: What stands for missing cells of a table and categories that training does not know:
+            of numbers the `mean` or the `median` of the training samples, of categories the most
+            frequent one; `none` refuses them.
         mean: What to subtract from the values in [0, 1], one number for each channel, or from each
             feature of a table; empty subtracts nothing.
         std: What to divide by afterwards.
@@ -109,6 +114,7 @@ class DataConfig:
     mix: Mix = "none"
     mix_alpha: float = 1.0
     standardize: bool = False
+    impute: Impute = "none"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     noise: float = 0.0
@@ -122,6 +128,7 @@ class DataConfig:
         _check_options("data", self.name, self.options, known)
         choose("data.augment", self.augment, get_args(Augment))
         choose("data.on_bad_sample", self.on_bad_sample, get_args(OnBadSample))
+        choose("data.impute", self.impute, get_args(Impute))
         choose("data.mix", self.mix, get_args(Mix))
         require_positive("data.mix_alpha", self.mix_alpha)
         require_between("data.rand_strength", self.rand_strength, 0, 1)
@@ -149,6 +156,12 @@ class DataConfig:
             )
         for value in self.std:
             require_positive("data.std", value)
+        if self.mean and self.standardize:
+            raise SettingError(
+                "data.mean",
+                "be left out with data.standardize = true, which finds it in the training samples",
+                self.mean,
+            )
         require_positive("data.noise", self.noise, or_zero=True)
         if self.degradation:
             try:

@@ -73,7 +73,8 @@ def _adapt(subject: Subject, model: nn.Module, x: Tensor, y: Tensor) -> Case | N
 def _first_samples(run: Run, count: int, root: str | None) -> tuple[Tensor, Tensor]:
     data = run.config.data if root is None else replace(run.config.data, root=root)
     known = DATASETS[data.name].as_trained(run.about)
-    dataset = load_part(replace(data, options={**data.options, **known}), "train")
+    data = replace(data, options={**data.options, **known})
+    dataset = load_part(data, "train", run.about.encoding)
     try:
         require_alike(run.about, dataset)
     except SettingError as error:

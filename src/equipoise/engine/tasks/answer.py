@@ -103,13 +103,15 @@ class NumberAnswer(RowAnswer):
     Args:
         columns: Their names.
         values: The numbers.
+        digits: How many digits of each are written.
     """
 
     columns: tuple[str, ...]
     values: tuple[float, ...]
+    digits: int = 6
 
     def cells(self) -> tuple[str, ...]:
-        return tuple(f"{value:.6g}" for value in self.values)
+        return tuple(f"{value:.{self.digits}g}" for value in self.values)
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self, final
@@ -48,7 +49,10 @@ class Regression(Task):
     Args:
         numbers: How many numbers there are to predict.
         kind: The loss, one of `LOSSES`.
-        delta: Where the Huber loss becomes linear, in the units of the numbers.
+        delta: Where the Huber loss becomes linear, in the units in which numbers are learnt.
+        mean: What is subtracted from each number before it is learnt; nothing by default. Scores
+            and answers are in the numbers' own units.
+        std: What it is divided by afterwards.
 
     Shape:
         Outputs (batch, numbers), or (batch,) for one; targets likewise, floats.
@@ -66,17 +70,27 @@ class Regression(Task):
     numbers: int = 1
     kind: str = field(default="square", kw_only=True)
     delta: float = field(default=1.0, kw_only=True)
+    mean: tuple[float, ...] = field(default=(), kw_only=True)
+    std: tuple[float, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         require_count("Regression.numbers", self.numbers)
         choose("Regression.kind", self.kind, LOSSES)
         require_positive("Regression.delta", self.delta)
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) not in (0, self.numbers):
+                rule = f"have a number for each of {self.numbers} to predict, or none"
+                raise SettingError(f"Regression.{name}", rule, getattr(self, name))
+        for value in self.std:
+            require_positive("Regression.std", value)
 
     @classmethod
     def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
         refuse_smoothing(cls.name, label_smoothing)
         require_data(cls.name, dataset, cls.data_kinds, "have numbers as targets")
-        return cls(len(dataset.classes))
+        targets = dataset.encoding.targets if dataset.encoding else ()
+        mean, std = (tuple(getattr(each, key) for each in targets) for key in ("shift", "scale"))
+        return cls(len(dataset.classes), mean=mean, std=std)
 
     def with_loss(self, loss: str, delta: float) -> Self:
         return replace(self, kind="square" if loss == "auto" else loss, delta=delta)
@@ -86,14 +100,26 @@ class Regression(Task):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         output = to_full_precision(output).reshape(len(target), -1)
-        return LOSSES[self.kind](output, target.to(output).reshape(output.shape), self.delta)
+        target = target.reshape(output.shape)
+        if self.std:  # in float64, in which large numbers that differ a little still do
+            mean, std = (target.new_tensor(each, dtype=torch.float64) for each in self._scale)
+            target = (target.double() - mean) / std
+        return LOSSES[self.kind](output, target.to(output), self.delta)
 
     def score(self) -> Score:
-        return Errors(self.numbers)
+        return Errors(self.numbers, self.mean, self.std)
 
     def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
-        rows = output.reshape(len(output), -1).tolist()
-        return [NumberAnswer(tuple(classes), tuple(row)) for row in rows]
+        mean, std = (torch.tensor(each, dtype=torch.float64) for each in self._scale)
+        rows = (output.reshape(len(output), -1).double() * std + mean).tolist()
+        # As many digits of what varies, however large the mean is.
+        more = max(math.log10(max(abs(m) / s, 1)) for m, s in zip(*self._scale, strict=True))
+        digits = min(6 + math.floor(more), 17)
+        return [NumberAnswer(tuple(classes), tuple(row), digits) for row in rows]
+
+    @property
+    def _scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return self.mean or (0.0,) * self.numbers, self.std or (1.0,) * self.numbers
 
     def check(self, output: Tensor, target: Tensor) -> None:
         allowed = [(len(target), self.numbers)] + [(len(target),)] * (self.numbers == 1)

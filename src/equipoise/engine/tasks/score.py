@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -117,15 +117,21 @@ class Errors(Score):
 
     Args:
         numbers: How many numbers there are for each sample.
+        mean: What each output is short of, after it is multiplied by `std`; nothing by default.
+        std: What each output is to be multiplied by to have the unit of the target.
     """
 
-    def __init__(self, numbers: int) -> None:
+    def __init__(self, numbers: int, mean: Sequence[float] = (), std: Sequence[float] = ()) -> None:
         # Samples; then for each number the sums of y, y^2, e^2 and |e|.
         super().__init__(1 + 4 * numbers)
+        self._mean = torch.tensor(mean or [0.0] * numbers, dtype=torch.float64)
+        self._std = torch.tensor(std or [1.0] * numbers, dtype=torch.float64)
 
     def update(self, output: Tensor, target: Tensor) -> None:
-        y = target.reshape(len(target), -1).double()
-        error = output.detach().reshape(y.shape).double() - y
+        # About the mean, so that squares of large numbers do not hide how they vary.
+        y = target.reshape(len(target), -1).double() - self._mean.to(target.device)
+        found = output.detach().reshape(y.shape).double() * self._std.to(output.device)
+        error = found - y
         sums = torch.stack([y.sum(0), y.square().sum(0), error.square().sum(0), error.abs().sum(0)])
         self._sums[0] += len(y)
         self._sums[1:] += sums.flatten().cpu()
