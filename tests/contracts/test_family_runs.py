@@ -1,0 +1,60 @@
+"""Every family has a preset that needs no files, and its run does all that runs do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.nn import functional
+
+from equipoise.cli import main
+from equipoise.data import DATASETS, load_raw
+from equipoise.models import list_models
+from equipoise.models.factory import model_family
+from equipoise.runs import list_presets, load_config, open_run
+
+FAMILIES = sorted({model_family(name) for name in list_models(plugins=False)})
+SMALL = [
+    "data.subset=24",
+    "train.epochs=1",
+    "train.batch=12",
+    "train.device=cpu",
+    "schedule.name=constant",
+]
+
+
+def find_preset(family: str) -> str:
+    """The first preset of a family on data that are bundled."""
+    for name in list_presets():
+        config = load_config(name)
+        if model_family(config.model.name) == family and DATASETS[config.data.name].bundled:
+            return name
+    raise AssertionError(f"family {family!r} has no preset on data that need no files")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_family_trains_resumes_scores_predicts_and_reports(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name, run = find_preset(family), tmp_path / "run"
+    assert main(["train", name, *SMALL, "--output", str(run), "--quiet"]) == 0
+    assert main(["resume", str(run), "train.epochs=2", "--quiet"]) == 0
+    assert main(["evaluate", str(run)]) == 0
+    opened = open_run(run)
+    samples = load_raw(opened.config.data.name, "test").gather([0, 1])[0]
+    if opened.config.data.size:
+        samples = functional.interpolate(samples, opened.config.data.size)
+    if opened.task.reads_text:
+        inputs = tmp_path / "new.txt"
+        inputs.write_text(" ".join(opened.classes[:5]))
+    else:
+        inputs = tmp_path / "new.npy"
+        np.save(inputs, samples.numpy())
+    capsys.readouterr()
+    out = ["--out", str(tmp_path / "answers")] if opened.task.writes_files else []
+    assert main(["predict", str(run), str(inputs), *out]) == 0
+    assert "new." in capsys.readouterr().out
+    (run / "report.html").unlink()
+    assert main(["report", str(run)]) == 0
+    assert (run / "report.html").stat().st_size > 1000
