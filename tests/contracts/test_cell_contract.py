@@ -20,6 +20,7 @@ from equipoise.families.opteq import OptEq, OptEqCell, OptEqConv2d, to_blocks
 from equipoise.families.opteq.cell import Norm
 from equipoise.families.relu_implicit import ReluImplicitCell
 from equipoise.families.residual import ResidualCell
+from equipoise.families.transformer import TransformerCell
 from equipoise.families.well_posed import WellPosed
 from equipoise.layers import ChangeOfVariable, Regularized, Skip
 from equipoise.layers.function import FixedPointCell, FunctionCell
@@ -103,6 +104,7 @@ CASES = {
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
     "multiscale_relu": lambda: MultiscaleCell((2, 2), 1, 1, deviation=0.3),
+    "transformer_relu": lambda: TransformerCell(4, 2, 3, gain=0.1),
     "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),
     **{
         f"lipschitz_relu_{name}": lambda name=name: lipschitz(splitting=name)
@@ -140,6 +142,8 @@ def make(name):
                 * inner.limit(0)
                 / operator.bound(operator.weights())
             )
+    if name == "transformer_relu":
+        return cell, (torch.randn(2, 3, 4).double(), torch.randn(2, 2, 8).double())
     if "tiers" in name:
         return cell, torch.randn(2, 2, 6, 8, dtype=torch.float64)
     if "multiscale" in name:

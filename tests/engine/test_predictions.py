@@ -26,7 +26,7 @@ from equipoise.data import (
 )
 from equipoise.data.vocabulary import Vocabulary
 from equipoise.engine import evaluate
-from equipoise.engine.inputs import read_inputs
+from equipoise.engine.inputs import UnknownTokenWarning, read_inputs
 from equipoise.engine.predict import Prediction, Written, predict, write_predictions
 from equipoise.engine.tasks import (
     BinaryRegression,
@@ -273,7 +273,8 @@ def test_language_goes_on_with_the_most_probable_words(
     (tmp_path / "a.txt").write_text("cat dog\n")
     (tmp_path / "b.txt").write_text("the\ncat\n")
     paths = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    inputs = list(read_inputs(paths, shape=(), vocabulary=Vocabulary("words", WORDS)))
+    with pytest.warns(UnknownTokenWarning, match="does not know 'dog', and reads <unk> in place"):
+        inputs = list(read_inputs(paths, shape=(), vocabulary=Vocabulary("words", WORDS)))
     assert [x.tolist() for _, x in inputs] == [[1, 4], [0, 3, 1]]
     model = NextWord()
     found = list(

@@ -282,6 +282,24 @@ def bundled(name: str) -> Callable[[Path, str], Content]:
     return write
 
 
+def write_sample_text(_: Path, split: str) -> Content:
+    import sklearn.datasets
+
+    files = sorted((Path(sklearn.datasets.__file__).parent / "descr").glob("*.rst"))
+    text = "".join(file.read_text("utf-8") for file in files)
+    cut = round(0.9 * len(text))
+    known = [*dict.fromkeys(text[:cut]), "<unk>"]
+    part = text[:cut] if split == "train" else text[cut:]
+    numbers = [known.index(each) if each in known else len(known) - 1 for each in part]
+    rows, rest = divmod(len(numbers) - 1, 32)
+    if rest and split == "test":
+        rows, rest = rows + 1, 32 - rest
+        numbers, after = [*numbers[:-1], *[numbers[-1]] * rest], [*numbers[1:], *[-100] * rest]
+    else:
+        numbers, after = numbers[:-1][: 32 * rows], numbers[1:][: 32 * rows]
+    return np.array(numbers).reshape(rows, 32), np.array(after).reshape(rows, 32)
+
+
 WRITERS: dict[str, Callable[[Path, str], Content]] = {
     "breast-cancer": bundled("load_breast_cancer"),
     "camvid": write_camvid,
@@ -297,6 +315,7 @@ WRITERS: dict[str, Callable[[Path, str], Content]] = {
     "mnist": write_idx,
     "npy": write_npy,
     "npz": write_npz,
+    "sample-text": write_sample_text,
     "svhn": write_svhn,
     "text": write_text,
     "wine": bundled("load_wine"),

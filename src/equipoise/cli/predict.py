@@ -6,24 +6,29 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.cli.command import BAD_INPUT, DONE, Command, add_run, count
 from equipoise.cli.failure import say_error
-from equipoise.core import require_count
+from equipoise.core import require_count, require_positive, require_whole
 from equipoise.core.printable import printable_name
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from equipoise.engine.tasks import Task
+
 __all__ = ["PREDICT"]
+
+MAX_SEED = 2**63 - 1  # what torch takes
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add what `predict` takes."""
     add_run(parser)
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what to predict for")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="what to predict for")
     parser.add_argument(
         "--top",
         type=int,
@@ -31,19 +36,38 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="N",
         help="how many classes to name, each with its probability (default: 1)",
     )
+    parser.add_argument(
+        "--text", action="append", default=[], help="a text to continue; may be given again"
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        metavar="N",
+        help="how many tokens to add to a text (default: 20 words, or 100 characters or bytes)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="draw tokens, with scores divided by T (default: 0, the most probable token)",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the draws (default: 0)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="where to write the predictions")
 
 
 def run(arguments: Namespace) -> int:
     """Predict for files."""
     from equipoise.data import DataError
-    from equipoise.engine.inputs import read_inputs
+    from equipoise.engine.inputs import read_inputs, read_texts
     from equipoise.engine.predict import predict, write_predictions
     from equipoise.engine.tasks import ImageAnswer, LabelAnswer
     from equipoise.runs import open_run
 
     run = open_run(arguments.folder, trust=arguments.trust)
-    task, size = run.task, run.config.data.size or run.about.shape[1:]
+    task, size = _set_continuation(run.task, arguments), run.config.data.size or run.about.shape[1:]
+    if not arguments.files and not arguments.text:
+        what = " or a text (--text)" if task.reads_text else ""
+        raise ValueError(f"predict must be given a file{what} to predict for; got none.")
     require_count("--top", arguments.top)
     if arguments.top > 1 and task.answer_type is not LabelAnswer:
         raise ValueError(
@@ -58,7 +82,7 @@ def run(arguments: Namespace) -> int:
         bad.append(error)
         say_error(str(error))
 
-    inputs = read_inputs(
+    files = read_inputs(
         arguments.files,
         shape=(*run.about.shape[:1], *size),
         multiple=run.model.size_multiple if task.takes_whole_images else None,
@@ -68,6 +92,7 @@ def run(arguments: Namespace) -> int:
         separator=run.config.data.options.get("separator", ""),
         on_bad_file=tell_bad,
     )
+    inputs = chain(read_texts(arguments.text, run.vocabulary), files) if arguments.text else files
     if run.config.data.greyscale and task.answer_type is ImageAnswer:
         inputs = _tell_colours(inputs)
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
@@ -109,6 +134,28 @@ def _tell_colours(inputs: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, T
                 file=sys.stderr,
             )
         yield name, image
+
+
+def _set_continuation(task: Task, arguments: Namespace) -> Task:
+    """Return the task with what the command line says of how a text is continued."""
+    names = {"length": "continuation", "temperature": "temperature", "seed": "seed"}
+    given = {
+        field: getattr(arguments, name)
+        for name, field in names.items()
+        if getattr(arguments, name) is not None
+    }
+    asked = [f"--{name}" for name in ("text", *names) if getattr(arguments, name) not in (None, [])]
+    if asked and not (task.reads_text and hasattr(task, "continuation")):
+        raise ValueError(
+            f"{asked[0]} must be left out for the task {task.name!r}, which continues no text."
+        )
+    if arguments.length is not None:
+        require_count("--length", arguments.length)
+    if arguments.temperature is not None:
+        require_positive("--temperature", arguments.temperature, or_zero=True)
+    if arguments.seed is not None:
+        require_whole("--seed", arguments.seed, MAX_SEED)
+    return replace(task, **given) if given else task  # type: ignore[type-var]
 
 
 PREDICT = Command(

@@ -29,6 +29,7 @@ def batches(
     world: int = 1,
     start: int = 0,
     stop: int | None = None,
+    continuous: bool = False,
     loading: Loading | None = None,
 ) -> Generator[tuple[Tensor, Tensor]]:
     """Return the batches of one epoch, from batch number `start` on.
@@ -43,6 +44,11 @@ def batches(
     scores need. Where `dataset.bad` notes samples that cannot be read, others come in their place
     with `shuffle`; without it they are left out, so that a batch may be empty.
 
+    With `continuous` the samples are segments of a text, which is read in `w size` pieces side by
+    side: the i-th sample of each batch goes on where the i-th of the last one ended. With `shuffle`
+    the pieces have equally many samples, and what is left over is left out; without it the first
+    ones have one more.
+
     Args:
         dataset: Where the samples come from.
         size: Samples in each batch of each rank; the last batch may be smaller. Those of a data set
@@ -55,12 +61,13 @@ def batches(
         world: How many processes there are.
         start: The number of the first batch to return.
         stop: The number of the batch before which to end; by default all are returned.
+        continuous: Whether the samples of a row go on from batch to batch.
         loading: Reads samples ahead and keeps them; by default they are read when they are needed.
             Close the batches if you leave them early, so that its workers end.
     """
-    samples = _positions(dataset, shuffle, rank, world)
     require_count("batches.size", size)
     size = 1 if dataset.one_by_one else size
+    samples = _positions(dataset, size, shuffle, rank, world, continuous)
     for name, value in (("seed", seed), ("epoch", epoch), ("start", start)):
         require_whole(f"batches.{name}", value)
     count = -(-len(samples) // size)
@@ -77,12 +84,19 @@ def batches(
         rank,
         world,
         range(start, last),
+        continuous,
         loading or Loading(),
     )
 
 
 def batch_count(
-    dataset: Dataset, size: int, *, shuffle: bool = True, rank: int = 0, world: int = 1
+    dataset: Dataset,
+    size: int,
+    *,
+    shuffle: bool = True,
+    rank: int = 0,
+    world: int = 1,
+    continuous: bool = False,
 ) -> int:
     """Return how many batches `batches` makes in a whole epoch.
 
@@ -92,10 +106,11 @@ def batch_count(
         shuffle: As in `batches`.
         rank: As in `batches`.
         world: As in `batches`.
+        continuous: As in `batches`.
     """
     require_count("batch_count.size", size)
     size = 1 if dataset.one_by_one else size
-    return -(-len(_positions(dataset, shuffle, rank, world)) // size)
+    return -(-len(_positions(dataset, size, shuffle, rank, world, continuous)) // size)
 
 
 def batch_positions(
@@ -107,6 +122,7 @@ def batch_positions(
     shuffle: bool = True,
     rank: int = 0,
     world: int = 1,
+    continuous: bool = False,
 ) -> list[Tensor]:
     """Return where in the data set the samples of each of the batches of an epoch are.
 
@@ -118,17 +134,21 @@ def batch_positions(
         shuffle: As in `batches`.
         rank: As in `batches`.
         world: As in `batches`.
+        continuous: As in `batches`.
     """
-    positions = _positions(dataset, shuffle, rank, world)
-    order = (
-        torch.randperm(len(dataset), generator=_generator(seed, epoch))
-        if shuffle
-        else torch.arange(len(dataset))
-    )
+    positions = _positions(dataset, size, shuffle, rank, world, continuous)
+    if continuous:
+        order = _side_by_side(positions.stop, size * world)
+    elif shuffle:
+        order = torch.randperm(len(dataset), generator=_generator(seed, epoch))
+    else:
+        order = torch.arange(len(dataset))
     return list(torch.split(order[positions.start : positions.stop : world], size))
 
 
-def _positions(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
+def _positions(
+    dataset: Dataset, size: int, shuffle: bool, rank: int, world: int, continuous: bool
+) -> range:
     """Return the positions in the order that belong to a rank."""
     require_count("batches.world", world)
     require_whole("batches.rank", rank)
@@ -140,6 +160,8 @@ def _positions(dataset: Dataset, shuffle: bool, rank: int, world: int) -> range:
         if not total:
             rule = f"be at most {len(dataset)}, the number of samples"
             raise SettingError("batches.world", rule, world)
+        if continuous:
+            total -= total % min(size * world, total)
     return range(rank, total, world)
 
 
@@ -153,9 +175,19 @@ def _run(
     rank: int,
     world: int,
     numbers: range,
+    continuous: bool,
     loading: Loading,
 ) -> Generator[tuple[Tensor, Tensor]]:
-    order = batch_positions(dataset, size, seed, epoch, shuffle=shuffle, rank=rank, world=world)
+    order = batch_positions(
+        dataset,
+        size,
+        seed,
+        epoch,
+        shuffle=shuffle,
+        rank=rank,
+        world=world,
+        continuous=continuous,
+    )
     rows = order[numbers.start : numbers.stop]
     found = loading.loader(dataset).batches(rows, replace_bad=shuffle)
     with closing(found):
@@ -163,6 +195,16 @@ def _run(
             if transform is not None and len(x):
                 x, y = transform(x, y, generator=_generator(seed, epoch, rank, number))
             yield x, y
+
+
+def _side_by_side(total: int, pieces: int) -> Tensor:
+    """The order in which so many samples come in pieces side by side, the longer ones first."""
+    pieces = max(min(pieces, total), 1)
+    whole, longer = divmod(total, pieces)
+    piece = torch.arange(pieces)
+    starts = piece * whole + piece.clamp(max=longer)
+    columns = [starts + column for column in range(whole)]
+    return torch.cat([*columns, starts[:longer] + whole])
 
 
 def _generator(*numbers: int) -> torch.Generator:

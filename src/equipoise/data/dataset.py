@@ -79,6 +79,11 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
                 f"in {self.name!r}."
             )
 
+    @property
+    def continuous(self) -> bool:
+        """Whether each sample goes on where the one before it ends, as segments of a text do."""
+        return self.task == "text"
+
     def __len__(self) -> int:
         return self.count if self.x is None else len(self.x)
 

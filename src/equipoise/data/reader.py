@@ -18,6 +18,7 @@ __all__ = [
     "Reader",
     "find_folder",
     "find_scored_split",
+    "find_watched_split",
     "list_data",
     "load_data",
     "load_raw",
@@ -33,6 +34,8 @@ class Reader(ABC):
         summary: One sentence about it.
         splits: What it can read.
         scored: The splits that models are scored on, the first of them that is there.
+        watched: The split that a run is scored on while it trains, where it is there beside the
+            one that is scored in the end; by default there is none.
         downloads: The files of each split that can be downloaded.
         needs_root: Whether the user must say where the files are.
         bundled: Whether it needs no files.
@@ -42,6 +45,7 @@ class Reader(ABC):
     summary: ClassVar[str]
     splits: ClassVar[tuple[str, ...]] = ("train", "test")
     scored: ClassVar[tuple[str, ...]] = ("test",)
+    watched: ClassVar[str] = ""
     downloads: ClassVar[dict[str, tuple[Download, ...]]] = {}
     needs_root: ClassVar[bool] = False
     bundled: ClassVar[bool] = False
@@ -169,6 +173,19 @@ def find_scored_split(name: str, root: str | Path | None = None, **options: Any)
     """
     reader, folder = _make_reader(name, root, options)
     return next((split for split in reader.scored if reader.has(folder, split)), None)
+
+
+def find_watched_split(name: str, root: str | Path | None = None, **options: Any) -> str | None:
+    """Return the split that a run is scored on while it trains, if that is not the last one.
+
+    Args:
+        name: As of `load_data`.
+        root: As of `load_data`.
+        options: As of `load_data`.
+    """
+    reader, folder = _make_reader(name, root, options)
+    apart = reader.watched and reader.watched != find_scored_split(name, root, **options)
+    return reader.watched if apart and reader.has(folder, reader.watched) else None
 
 
 def find_folder(name: str, root: str | Path | None = None) -> Path:

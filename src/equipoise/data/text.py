@@ -22,7 +22,7 @@ __all__ = ["Text"]
 
 IGNORE = -100  # what torch's cross-entropy leaves out, too
 _NAMES = {"train": "train", "val": "val|valid|validation|dev", "test": "test"}
-_SUFFIXES = (".txt", ".text", ".tokens", ".raw")
+_SUFFIXES = (".txt", ".text", ".tokens", ".raw", ".rst")
 
 
 @final
@@ -56,6 +56,7 @@ class Text(Reader):
     summary = "Running text as words, characters or bytes (train.txt, valid.txt, test.txt)."
     splits = ("train", "val", "test")
     scored = ("test", "val")
+    watched = "val"
 
     length: int = 64
     tokens: Tokens = "words"

@@ -107,8 +107,8 @@ class Vocabulary:
             np.fromiter((numbers.get(p, unknown) for p in pieces), np.int64, count=len(pieces))
         )
 
-    def encode_prompt(self, content: bytes) -> Tensor:
-        """Return the numbers of the tokens of a text that is to be continued.
+    def split_prompt(self, content: bytes) -> Sequence[str]:
+        """Return the tokens of a text that is to be continued.
 
         The end of its last line is left out, so that the line may be continued.
 
@@ -116,8 +116,17 @@ class Vocabulary:
             content: The text, as of `split_text`.
         """
         if self.tokens == "words":
-            return self.encode(split_text(content.strip(), self.tokens)[:-1])
-        return self.encode(split_text(content.removesuffix(b"\n") or content, self.tokens))
+            return split_text(content.strip(), self.tokens)[:-1]
+        return split_text(content.removesuffix(b"\n") or content, self.tokens)
+
+    def find_unknown(self, pieces: Sequence[str]) -> list[str]:
+        """Return the tokens that it does not know, each once; bytes are all known.
+
+        Args:
+            pieces: The tokens.
+        """
+        known = set() if self.tokens == "bytes" else set(self.names)
+        return [piece for piece in dict.fromkeys(pieces) if known and piece not in known]
 
     def decode(self, numbers: Sequence[int]) -> str:
         """Return the text of the tokens with these numbers.

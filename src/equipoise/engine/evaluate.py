@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.core import SettingError, interruption, stop_requested
 from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
+from equipoise.engine.segment_memory import SegmentMemory
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import ClassScore, Task, finite_samples
@@ -77,6 +78,9 @@ def evaluate(
     A sample with a solve that met NaN has no output, whatever the model returns in its place: it
     is scored as NaN, which is wrong, and left out of the loss.
 
+    A model with a memory reads a text in `batch` pieces side by side, each from its beginning to
+    its end, and remembers nothing at the beginning of each.
+
     A signal that `uninterrupted` puts off stops it between two batches, by `Interrupted`.
 
     Args:
@@ -99,6 +103,7 @@ def evaluate(
     group = group or Group()
     device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
     solves, score, totals = SolveMonitor(model), task.score(), Totals(task)
+    memory = SegmentMemory(model)
     # Samples, those that missed the tolerance, and those whose output is not finite.
     counted = torch.zeros(3, dtype=torch.float64)
     # Some processes may have one batch more: they agree to stop where all of them have one.
@@ -112,6 +117,7 @@ def evaluate(
         transform=transform,
         rank=group.rank,
         world=group.world,
+        continuous=memory.length > 0,
         loading=loading,
     )
     try:
@@ -126,7 +132,9 @@ def evaluate(
                 solves.clear()
                 with autocast(device, precision):
                     x = x.to(device)
-                    output = (model(x) + model(x.flip(-1))) / 2 if flip else model(x)
+                    output = memory.run(model, x)
+                    memory.advance()
+                    output = (output + model(x.flip(-1))) / 2 if flip else output
                 y = y.to(device)
                 task.check(output, y)
                 late, broken = solves.missed(len(x)), solves.nonfinite(len(x)).to(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,9 +21,15 @@ from equipoise.data.csv_file import open_csv
 from equipoise.data.encoding import CategoryColumn, RawTable
 from equipoise.data.image import SUFFIXES, list_images, read_image
 from equipoise.data.numpy_table import read_npy
-from equipoise.data.vocabulary import Vocabulary
+from equipoise.data.vocabulary import UNKNOWN, Vocabulary
 
-__all__ = ["read_inputs"]
+__all__ = ["UnknownTokenWarning", "read_inputs", "read_texts"]
+
+MAX_NAMED = 5  # unknown tokens that a warning names
+
+
+class UnknownTokenWarning(UserWarning):
+    """A text holds tokens that a language model does not know, and which it takes for one."""
 
 
 def read_inputs(
@@ -73,6 +80,17 @@ def read_inputs(
             yield from samples
 
 
+def read_texts(texts: Sequence[str], vocabulary: Vocabulary) -> Iterator[tuple[str, Tensor]]:
+    """Read texts that are to be continued, each named by its place.
+
+    Args:
+        texts: The texts.
+        vocabulary: The tokens of the language model.
+    """
+    for place, text in enumerate(texts):
+        yield f"text[{place}]", _text(f"text[{place}]", text.encode(), vocabulary)
+
+
 @contextmanager
 def _bad_files_to(on_bad_file: Callable[[DataError], None] | None) -> Iterator[None]:
     try:
@@ -109,7 +127,7 @@ def _read(
     if vocabulary is not None:
         if suffix in (*SUFFIXES, ".npy", ".npz", ".csv"):
             raise DataError(path, "must be text for a language model")
-        yield str(path), _text(path, vocabulary)
+        yield str(path), _text(str(path), read_file(path), vocabulary)
     elif suffix in SUFFIXES:
         yield str(path), _image(path, shape, multiple)
     elif suffix in (".npy", ".npz", ".csv"):
@@ -126,13 +144,22 @@ def _read(
         )
 
 
-def _text(path: Path, vocabulary: Vocabulary) -> Tensor:
+def _text(name: str, content: bytes, vocabulary: Vocabulary) -> Tensor:
     try:
-        return vocabulary.encode_prompt(read_file(path))
-    except DataError:
-        raise
+        pieces = vocabulary.split_prompt(content)
+        numbers = vocabulary.encode(pieces)
     except ValueError as error:
-        raise DataError(path, error) from error
+        raise DataError(name, error) from error
+    unknown = vocabulary.find_unknown(pieces)
+    if unknown:
+        named = ", ".join(map(repr, unknown[:MAX_NAMED])) + ", ..." * (len(unknown) > MAX_NAMED)
+        warnings.warn(
+            f"{name}: the model does not know {named}, and reads {UNKNOWN} in place of "
+            f"{'it' if len(unknown) == 1 else 'them'}",
+            UnknownTokenWarning,
+            stacklevel=2,
+        )
+    return numbers
 
 
 def _image(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor:

@@ -175,8 +175,8 @@ def _finite_outputs(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect which samples have finite outputs, at each call of a model in the context."""
     sound: list[Tensor] = []
 
-    def look(_model: nn.Module, _x: object, output: Tensor) -> None:
-        sound.append(finite_samples(output))
+    def look(_model: nn.Module, _x: object, output: Tensor | tuple[Tensor, Tensor]) -> None:
+        sound.append(finite_samples(output[0] if isinstance(output, tuple) else output))
 
     hook = model.register_forward_hook(look)
     try:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from equipoise.core import require_type, require_whole
 from equipoise.engine.distributed import Group
 from equipoise.engine.optimizer import Average
+from equipoise.engine.segment_memory import SegmentMemory
 from equipoise.engine.tasks import Task
 from equipoise.engine.totals import Totals
 from equipoise.engine.warm_start import WarmStart
@@ -184,6 +185,7 @@ class RunState:
         epoch: Sums over the present epoch.
         past: Sums over the epochs that are over.
         kept: The best weights so far, where a run stops early.
+        memory: What the model remembers of the texts that it learns from.
     """
 
     def __init__(
@@ -200,6 +202,7 @@ class RunState:
         self.position = RunProgress()
         self.epoch, self.past = Totals(task), Totals(task)
         self.kept: dict[str, Tensor] = {}
+        self.memory = SegmentMemory(model)
 
     def keep(self) -> None:
         """Remember the present weights as the best so far."""
@@ -228,6 +231,7 @@ class RunState:
             "random": random_tensors(group),
             "totals": {"epoch": self.epoch.vector, "past": self.past.vector},
             "warm": self.warm.pack(group) if self.warm else {},
+            "memory": self.memory.pack(group),
         }
         return {
             f"{part}.{name}": tensor
@@ -251,6 +255,7 @@ class RunState:
             "average": {},
             "random": {},
             "warm": {},
+            "memory": {},
         }
         for name, tensor in tensors.items():
             part, _, rest = name.partition(".")
@@ -267,6 +272,7 @@ class RunState:
         if self.warm:
             self.warm.unpack(parts["warm"])
         load_random(parts["random"], group)
+        self.memory.load(parts["memory"], group)
         for totals, name in ((self.epoch, "epoch"), (self.past, "past")):
             if (
                 parts["totals"][name].shape != totals.vector.shape

@@ -48,7 +48,9 @@ class Scorer:
         count = settings.evaluate_samples
         self.sample: Dataset | None = None  # what is scored after epochs, if not all
         if dataset is not None and 0 < count < len(dataset):
-            order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
+            order = torch.arange(len(dataset))  # a text is read from its beginning
+            if not dataset.continuous:
+                order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(0))
             self.sample = dataset.select_rows(order[:count].sort().values)
 
     def is_due(self, epoch: int) -> bool:

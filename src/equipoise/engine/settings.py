@@ -39,9 +39,10 @@ class TrainConfig:
             rounding, except that batch normalisation sees each part by itself.
         evaluate_every: Epochs between two evaluations; the weights that are kept are scored in the
             end in any case.
-        evaluate_samples: How many samples are scored after an epoch, drawn once; all are scored in
-            the end. 0 scores all each time.
-        evaluate_batch: Samples in each batch of an evaluation, in each process.
+        evaluate_samples: How many samples are scored after an epoch, drawn once, or the first of a
+            text; all are scored in the end. 0 scores all each time.
+        evaluate_batch: Samples in each batch of an evaluation, in each process. A model with a
+            memory reads a text in so many pieces, at the beginning of which it remembers nothing.
         seed: The seed of everything random: the initial weights, the order of the data, and so on.
         clip: Largest norm of the gradient of all weights together; longer ones are scaled down. 0
             does not clip.

@@ -120,7 +120,7 @@ class Stepper:
             with exchange, self._starts(place):
                 watching = nullcontext() if self.penalty is None else self.penalty.watching()
                 with watching, autocast(self.group.device, self.settings.precision):
-                    output = self.wrapped(inputs)
+                    output = self.state.memory.run(self.wrapped, inputs)
                 self.task.check(output, target)
                 loss = self.task.loss(output, target)
                 total = loss
@@ -181,7 +181,10 @@ class Stepper:
                 self.state.average.update()
             if self.state.warm:
                 self.state.warm.commit()
+            self.state.memory.advance()
         else:
+            # What is remembered is not the text before the next batch any more.
+            self.state.memory.forget()
             with torch.no_grad():
                 for buffer, before in zip(self.model.buffers(), step.buffers, strict=True):
                     buffer.copy_(before)

@@ -125,8 +125,14 @@ class Trainer:
         )
         # samples of this process in each step
         self.local_batch = self.settings.batch // self.group.world
+        # Of a model with a memory, each row of a batch goes on where the last batch ended.
+        self.continuous: bool = getattr(model, "memory_length", 0) > 0
         self.steps_per_epoch = batch_count(
-            train, self.local_batch, rank=self.group.rank, world=self.group.world
+            train,
+            self.local_batch,
+            rank=self.group.rank,
+            world=self.group.world,
+            continuous=self.continuous,
         )
         # The last of the epochs may be shorter.
         self.steps = self.settings.steps or self.steps_per_epoch * self.settings.epochs
@@ -269,6 +275,7 @@ class Trainer:
             world=self.group.world,
             start=ahead.start,
             stop=ahead.stop,
+            continuous=self.continuous,
             loading=self.loading,
         )
 
@@ -282,6 +289,7 @@ class Trainer:
             self.position.epoch,
             rank=group.rank,
             world=group.world,
+            continuous=self.continuous,
         )[ahead.start : ahead.stop]
 
     def _batches_ahead(self) -> range:
@@ -382,6 +390,7 @@ class Trainer:
         self.progress.epoch(position.epoch, whole)
         self.state.past.load(self.state.past.vector + self.state.epoch.vector)
         self.state.epoch.clear()
+        self.state.memory.forget()
         position.count_epoch(seconds)
 
     def _measure_parts(self) -> dict[str, dict[str, float]]:

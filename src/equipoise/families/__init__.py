@@ -9,6 +9,7 @@ from equipoise.families import (
     opteq,
     relu_implicit,
     residual,
+    transformer,
     well_posed,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "opteq",
     "relu_implicit",
     "residual",
+    "transformer",
     "well_posed",
 ]

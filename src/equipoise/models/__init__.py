@@ -1,4 +1,4 @@
-"""Whole networks: the protocol they meet, networks for images and tables, and models by name."""
+"""Whole networks: their protocol, networks for images, tables and text, and models by name."""
 
 from equipoise.models.factory import (
     MODEL_PLUGINS,
@@ -16,6 +16,7 @@ from equipoise.models.factory import (
 from equipoise.models.image_network import ExplicitNetwork, ImageModel, ImageNetwork
 from equipoise.models.model import Model, count_parameters, find_equilibria
 from equipoise.models.table_network import TableModel, TableNetwork
+from equipoise.models.text_network import TextModel
 
 __all__ = [
     "MODEL_PLUGINS",
@@ -25,6 +26,7 @@ __all__ = [
     "Model",
     "TableModel",
     "TableNetwork",
+    "TextModel",
     "count_parameters",
     "create_model",
     "describe_options",

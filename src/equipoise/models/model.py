@@ -20,10 +20,14 @@ class Model(nn.Module):
         name: The name by which `create_model` made it, that of a file without its folders.
         size_multiple: What the height and width of images must be multiples of, in a network that
             takes images of any such size; None in one that takes samples of one shape only.
+        memory_length: How many tokens of the text before a sample it remembers. If any, it also
+            has `start_memory(batch)`, and `forward(x, memory)` returns the outputs and the memory
+            after `x`, batch first (see `TextModel`). Samples then come in the order of the text.
     """
 
     name: str = "model"
     size_multiple: int | None = None
+    memory_length: int = 0
 
     def __init__(self) -> None:
         super().__init__()

@@ -219,9 +219,8 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
                 "model.name",
                 f"take samples of shape {tuple(x.shape[1:])} from {dataset.name!r}",
                 model.name,
-                "Models for tables are called *-table (equipoise list models table); for text, "
-                "name a function of your own: model.name = 'package.module:function' "
-                "(docs/how_to/model.md).",
+                "Choose another one (equipoise list models), or name a function of your own: "
+                "model.name = 'package.module:function' (docs/how_to/model.md).",
             ) from error
         if "memory" in str(error) or isinstance(error, ValueError):
             raise

@@ -19,6 +19,7 @@ from equipoise.data import (
     Encoding,
     encode_dataset,
     find_scored_split,
+    find_watched_split,
     fit_dataset,
     load_raw,
 )
@@ -35,7 +36,8 @@ class Samples:
 
     Attributes:
         train: To learn from.
-        watched: To score after each epoch: held out of the training data, or else the test samples.
+        watched: To score after each epoch: held out of the training data, or published for it, or
+            else the test samples.
         test: To score in the end; `None` where only samples of `train` are held out.
         bad: Those that cannot be read, if they are to be skipped.
     """
@@ -70,15 +72,19 @@ def _load_samples(data: DataConfig) -> Samples:
     if test is not None:
         test = replace(test, bad=bad)
         require_alike(train, test)
+    if not data.holdout and (split := _find_watched(data)):
+        watched = replace(_load(data, split), bad=bad)
+        kept = train.select_rows(_draw(data, train)) if data.subset else train
+        return Samples(kept, watched, test, bad)
     if not data.subset and not data.holdout:
         assert test is not None  # _load_test would have said so
         return Samples(train, test, test, bad)
     if data.holdout and _holds_out(data):
         # What a reader learns from training samples, such as a vocabulary, knows nothing of others.
         watched = replace(_load(data, "val"), bad=bad)
-        kept = train.select_rows(_draw(data, len(train))) if data.subset else train
+        kept = train.select_rows(_draw(data, train)) if data.subset else train
         return Samples(kept, watched, test, bad)
-    order = _draw(data, len(train))
+    order = _draw(data, train)
     held = round(data.holdout * len(order))
     if data.holdout and not 0 < held < len(order):
         got = f"{data.holdout} of {len(order)} samples"
@@ -100,11 +106,19 @@ def _reader_options(data: DataConfig) -> dict[str, Any]:
     return dict(data.options)
 
 
-def _draw(data: DataConfig, count: int) -> Tensor:
-    """The training samples to use, in a fixed shuffled order."""
+def _find_watched(data: DataConfig) -> str | None:
+    with _config_errors(data):
+        return find_watched_split(data.name, data.root or None, **_reader_options(data))
+
+
+def _draw(data: DataConfig, train: Dataset) -> Tensor:
+    """The training samples to use: of a text the first ones, else in a fixed shuffled order."""
+    count = len(train)
     if data.subset > count:
         rule = f"be at most {count}, the number of training samples"
         raise SettingError("data.subset", rule, data.subset)
+    if train.continuous:
+        return torch.arange(data.subset or count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
     return order[: data.subset or count]
 

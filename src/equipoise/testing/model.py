@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.core.validate import SettingError, require_type
 from equipoise.layers.equilibrium import Equilibrium
-from equipoise.models import Model, create_model
+from equipoise.models import Model, TextModel, create_model
 from equipoise.testing.contract import (
     Report,
     distance,
@@ -41,7 +41,8 @@ def check_model(
     Args:
         model: The name of a model, as `create_model` takes it, a model, or a function that makes a
             new one. With a name or a function, loading is checked on a model with other weights.
-        x: A batch of at least two samples; by default random ones of the model's `input_shape`.
+        x: A batch of at least two samples; by default random ones of the model's `input_shape`, or
+            tokens.
         skip: Names of checks to leave out.
         seed: Seed of weights and samples.
     """
@@ -57,9 +58,12 @@ def check_model(
         assert isinstance(made, Model)
         if x is None:
             shape = getattr(made, "input_shape", None)
-            if shape is None:
+            if isinstance(made, TextModel):
+                x = torch.randint(made.num_classes, (2, 8))
+            elif shape is None:
                 raise SettingError("check_model.x", "be given for a model without input_shape", x)
-            x = torch.randn(2, *shape)
+            else:
+                x = torch.randn(2, *shape)
         case = _Case(made, model, x)
     return run_checks("check_model", case.name, case, _CHECKS, skip=skip, seed=seed)
 

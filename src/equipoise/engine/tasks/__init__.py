@@ -10,7 +10,8 @@ from equipoise.engine.tasks.answer import (
     RowAnswer,
     TextAnswer,
 )
-from equipoise.engine.tasks.cross_entropy import Classification, LanguageModelling, Segmentation
+from equipoise.engine.tasks.cross_entropy import Classification, Segmentation
+from equipoise.engine.tasks.language import LanguageModelling
 from equipoise.engine.tasks.metric import Metric
 from equipoise.engine.tasks.regression import BinaryRegression, Regression
 from equipoise.engine.tasks.restoration import Restoration

@@ -1,9 +1,9 @@
-"""Tasks with classes: one for each sample, for each pixel, or the next word of a text."""
+"""Tasks with classes: one for each sample, or for each pixel."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self, final
 
@@ -13,13 +13,12 @@ from torch.nn import functional
 
 from equipoise.core import SettingError, require_between, require_count
 from equipoise.data import Dataset
-from equipoise.data.vocabulary import Tokens, Vocabulary
-from equipoise.engine.tasks.answer import Answer, LabelAnswer, MaskAnswer, TextAnswer
+from equipoise.engine.tasks.answer import Answer, LabelAnswer, MaskAnswer
 from equipoise.engine.tasks.metric import Metric
-from equipoise.engine.tasks.score import Labels, Mean, Overlap, Score
+from equipoise.engine.tasks.score import Labels, Overlap, Score
 from equipoise.engine.tasks.task import TASKS, Task, require_data, to_full_precision
 
-__all__ = ["ACCURACY", "Classification", "LanguageModelling", "Segmentation", "label_answers"]
+__all__ = ["ACCURACY", "Classification", "CrossEntropyTask", "Segmentation", "label_answers"]
 
 ACCURACY = Metric("accuracy", "Accuracy", "%")
 TOP5 = Metric("top5", "Top-5 accuracy", "%", label="top-5 accuracy")
@@ -27,7 +26,7 @@ AUC = Metric("auc", "Area under the ROC curve", label="AUC")
 
 
 @dataclass(frozen=True)
-class _CrossEntropy(Task):
+class CrossEntropyTask(Task):
     """The base of all tasks that have classes: cross-entropy, smoothed if wanted."""
 
     classes: int
@@ -93,7 +92,7 @@ class _CrossEntropy(Task):
 @final
 @TASKS.register("classification")
 @dataclass(frozen=True)
-class Classification(_CrossEntropy):
+class Classification(CrossEntropyTask):
     """One class for each sample, by cross-entropy; `accuracy` is the fraction that is right.
 
     Of more than five classes `top5` is the fraction whose class is among the five most probable
@@ -174,7 +173,7 @@ class Classification(_CrossEntropy):
 @final
 @TASKS.register("segmentation")
 @dataclass(frozen=True)
-class Segmentation(_CrossEntropy):
+class Segmentation(CrossEntropyTask):
     """One class for each pixel, by cross-entropy.
 
     With the counts of right (`TP`), wrongly found (`FP`) and missed (`FN`) pixels of each class
@@ -218,106 +217,6 @@ class Segmentation(_CrossEntropy):
 
     def _classes_last(self, output: Tensor) -> Tensor:
         return output.movedim(1, -1)
-
-
-@final
-@TASKS.register("language")
-@dataclass(frozen=True)
-class LanguageModelling(_CrossEntropy):
-    """The next token after each token of a text, by cross-entropy.
-
-    Scored by `perplexity`, `exp` of the mean cross-entropy over tokens, without smoothing. Answers
-    continue a text by the most probable token, again and again.
-
-    Args:
-        classes: How many tokens the vocabulary has.
-        ignore: The target of tokens that do not count.
-        label_smoothing: Fraction of the true token's weight that is spread over all tokens.
-        tokens: What they are: `words`, `characters` or `bytes`.
-        continuation: How many tokens an answer adds to a text.
-        window: How many of the last tokens the model sees in doing so; by default all.
-
-    Shape:
-        Outputs (batch, length, classes), targets (batch, length).
-    """
-
-    name = "language"
-    metrics = (Metric("perplexity", "Perplexity", higher_is_better=False),)
-    answer_type = TextAnswer
-    data_kinds = ("text",)
-    reads_text = True
-
-    tokens: Tokens = field(default="words", kw_only=True)
-    continuation: int = field(default=20, kw_only=True)
-    window: int | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("LanguageModelling.continuation", self.continuation)
-        if self.window is not None:
-            require_count("LanguageModelling.window", self.window)
-
-    @classmethod
-    def for_dataset(cls, dataset: Dataset, label_smoothing: float) -> Self:
-        require_data(cls.name, dataset, cls.data_kinds, "be text")
-        tokens = dataset.tokens or "words"
-        return cls(
-            len(dataset.classes),
-            ignore=dataset.ignore,
-            label_smoothing=label_smoothing,
-            tokens=tokens,
-            continuation=20 if tokens == "words" else 100,
-            # A model need not know what to do with more than it has seen in training.
-            window=dataset.shape[0] if dataset.shape else None,
-        )
-
-    def check(self, output: Tensor, target: Tensor) -> None:
-        if target.dim() != 2:
-            raise self.mismatch(
-                "target",
-                "have the shape (batch, length), a text in each row",
-                f"shape {tuple(target.shape)}",
-            )
-        batch, length = target.shape
-        if batch != length and output.shape == (length, batch, self.classes):
-            raise self.mismatch(
-                "output",
-                "have the shape (batch, length, classes), the batch first",
-                f"shape {tuple(output.shape)} for a batch of {batch} texts of {length} tokens",
-                "Swap its first two dimensions.",
-            )
-        super().check(output, target)
-
-    def score(self) -> Score:
-        def measure(output: Tensor, target: Tensor) -> Tensor:
-            losses = self._losses(output, target, 0.0)
-            return losses if self.ignore is None else losses[target.reshape(-1) != self.ignore]
-
-        return Mean("perplexity", measure, torch.exp)
-
-    def answer(self, output: Tensor, classes: Sequence[str]) -> list[Answer]:
-        """Return the most probable next word after each text."""
-        found = self.predict(output)[:, -1:].tolist()
-        return [self._text(tokens, classes) for tokens in found]
-
-    def respond(
-        self, model: Callable[[Tensor], Tensor], x: Tensor, classes: Sequence[str]
-    ) -> list[Answer]:
-        for _ in range(self.continuation):
-            output = model(x if self.window is None else x[:, -self.window :])
-            if output.dim() != 3 or output.shape[2] != len(classes):
-                raise ValueError(
-                    f"the model's output has shape {tuple(output.shape)}; "
-                    f"({len(x)}, length, {len(classes)}) expected"
-                )
-            x = torch.cat([x, self.predict(output)[:, -1:]], dim=1)
-        return [self._text(tokens, classes) for tokens in x.tolist()]
-
-    def _text(self, numbers: Sequence[int], classes: Sequence[str]) -> TextAnswer:
-        return TextAnswer(Vocabulary(self.tokens, tuple(classes)).decode(numbers))
-
-    def _classes_last(self, output: Tensor) -> Tensor:
-        return output
 
 
 def label_answers(probability: Tensor, best: Tensor, classes: Sequence[str]) -> list[Answer]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, final
 
@@ -85,12 +85,13 @@ class Score(ABC):
 
 @final
 class Mean(Score):
-    """A function of the mean of a number for each thing that counts.
+    """Functions of the mean of a number for each thing that counts.
 
     Args:
         name: Of the score.
         measure: Returns the numbers of all things in a batch.
         finish: Turns their mean into the score.
+        also: Other scores by name, and what turns the same mean into them.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class Mean(Score):
         name: str,
         measure: Callable[[Tensor, Tensor], Tensor],
         finish: Callable[[Tensor], Tensor],
+        also: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
     ) -> None:
         super().__init__(2)
-        self._name, self._measure, self._finish = name, measure, finish
+        self._measure, self._finish = measure, {name: finish, **(also or {})}
 
     def update(self, output: Tensor, target: Tensor) -> None:
         values = self._measure(output.detach(), target).double()
@@ -108,7 +110,8 @@ class Mean(Score):
         self._sums[1] += values.numel()
 
     def compute(self) -> dict[str, float]:
-        return {self._name: float(self._finish(self._sums[0] / self._sums[1]))}
+        mean = self._sums[0] / self._sums[1]
+        return {name: float(finish(mean)) for name, finish in self._finish.items()}
 
 
 @final
