@@ -22,6 +22,9 @@ from equipoise.core.validate import SettingError, require_count, require_positiv
 
 __all__ = ["TrainingPath", "gradient_descent", "gradient_flow"]
 
+MAX_EVALUATIONS = 1000
+"""Gradients after which an integration is given up, whose noise is above its tolerance."""
+
 Measure = Callable[[nn.Module], Mapping[str, float]]
 
 
@@ -52,12 +55,13 @@ class TrainingPath:
         return [size**2 / (2 * loss) if loss > 0 else math.inf for size, loss in pairs]
 
     def worst_ratio(self, bound: Callable[[float], float]) -> float:
-        """Return the largest `L(t)/bound(t)`; at most 1 if the loss stays under a bound.
+        """Return the largest `L(t)/bound(t)` after the start; at most 1 if a bound holds.
 
         Args:
             bound: A bound of the loss at a time.
         """
-        return max(loss / bound(time) for time, loss in zip(self.time, self.loss, strict=True))
+        pairs = list(zip(self.time, self.loss, strict=True))
+        return max(loss / bound(time) for time, loss in pairs[1:])
 
     def add(self, time: float, measured: Mapping[str, float]) -> None:
         """Add one point; whatever is beyond loss, gradient and distance goes to `further`."""
@@ -176,7 +180,16 @@ def gradient_flow(
     problem = _Problem(model, x, y, measure)
     start = problem.start
 
+    evaluations = 0
+
     def slope(_time: float, theta: np.ndarray) -> np.ndarray:
+        nonlocal evaluations
+        evaluations += 1
+        if evaluations > MAX_EVALUATIONS:
+            raise ConvergenceError(
+                f"gradient_flow did not end after {MAX_EVALUATIONS} gradients: loosen tolerance, "
+                "shorten time, or solve equilibria more accurately."
+            )
         _, gradient = problem.gradient(torch.from_numpy(theta).to(start))
         return -gradient.double().cpu().numpy()
 

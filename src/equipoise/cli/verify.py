@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 from equipoise.cli.command import DONE, FAILED, Command, add_root, add_trust, count, print_json
 
 if TYPE_CHECKING:
-    from equipoise.analysis.check import Check, Inequality, Verdict
+    from equipoise.analysis.check import Check, Inequality, Outcome, Verdict
 
 __all__ = ["VERIFY"]
 
+PLURALS: dict[Outcome, str] = {
+    "holds": "hold",
+    "does not apply": "do not apply",
+    "unknown": "unknown",
+    "fails": "failed",
+}
 MARKS = {True: "holds", False: "false", None: "unknown"}
 
 
@@ -122,10 +128,7 @@ def block(verdict: Verdict) -> Iterator[str]:
 def summary(found: Sequence[Verdict]) -> str:
     """Return how many checks ended how, in one line."""
     counts = Counter(verdict.outcome for verdict in found)
-    parts = [
-        f"{number} {outcome}" for outcome, number in counts.items() if outcome != "does not apply"
-    ]
-    parts += [f"{counts['does not apply']} do not apply"] if counts["does not apply"] else []
+    parts = [f"{counts[outcome]} {word}" for outcome, word in PLURALS.items() if counts[outcome]]
     return f"{count(len(found), 'check')}: {', '.join(parts)}"
 
 

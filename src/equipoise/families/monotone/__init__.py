@@ -1,5 +1,6 @@
 """Monotone operator networks (MON): one equilibrium for every input, whatever the weights are."""
 
+from equipoise.families.monotone import equilibrium_checks, training_checks
 from equipoise.families.monotone.cell import (
     ForwardBackwardCell,
     MonotoneCell,
@@ -8,6 +9,11 @@ from equipoise.families.monotone.cell import (
 )
 from equipoise.families.monotone.convolution import MonotoneConvolution
 from equipoise.families.monotone.dense import MonotoneMatrix
+from equipoise.families.monotone.kernel import (
+    MonotoneForms,
+    MonotoneRegression,
+    monotone_forms,
+)
 from equipoise.families.monotone.layer import (
     MonotoneConv2d,
     MonotoneDense,
@@ -27,13 +33,18 @@ __all__ = [
     "MonotoneConv2d",
     "MonotoneConvolution",
     "MonotoneDense",
+    "MonotoneForms",
     "MonotoneLayer",
     "MonotoneMatrix",
     "MonotoneMultiTier",
     "MonotoneOperator",
     "MonotoneOptions",
+    "MonotoneRegression",
     "MonotoneTiers",
     "ReflectionCell",
     "Splitting",
+    "equilibrium_checks",
     "from_released",
+    "monotone_forms",
+    "training_checks",
 ]
