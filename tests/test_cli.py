@@ -9,18 +9,21 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
 import equipoise
 from equipoise import certify, runs
+from equipoise.analysis import NetworkBound
 from equipoise.cli import list as list_command
 from equipoise.cli import main
 from equipoise.cli.entry import COMMANDS, make_parser
 from equipoise.core import ConvergenceError, ConvergenceWarning, Interrupted
 from equipoise.engine import read_checkpoint, write_checkpoint
-from equipoise.layers import Certificate, Statement
+from equipoise.layers import Bound, Certificate, Statement
 from equipoise.models import model_options
+from equipoise.runs import CertifiedRun
 
 SMALL = ["train.epochs=1", "data.subset=100", "train.batch=50"]
 
@@ -137,8 +140,13 @@ def test_config_names_a_model_in_a_module_beside_the_user(tmp_path):
         (["resume", "nowhere"], "nowhere: there is no such file or folder"),
         (["evaluate", "nowhere"], "nowhere"),
         (["evaluate", "nowhere", "--split", "all"], "invalid choice: 'all'"),
-        (["certify", "nowhere"], "nowhere: must be the folder of a run; there is none"),
-        (["certify", "a", "b"], "certify: there is no such option: b"),
+        (["certify", "nowhere"], "nowhere: must be the folder of a run, a preset or a model"),
+        (
+            ["certify", "resnet-18"],
+            "certify must be asked of a model with an equilibrium",
+        ),
+        (["certify", "digits", "--radii", "0"], "--radii must be a positive number; got 0.0"),
+        (["certify", "opteq-mnist", "--radii", "1"], "since a model alone has no data"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "nowhere", "x.png"], "nowhere"),
         (["predict", "nowhere"], "the following arguments are required: FILE"),
@@ -456,21 +464,78 @@ def test_evaluate_of_ruined_weights_is_a_numerical_failure(run, capsys, tmp_path
 def test_certify_says_what_is_proved(run, capsys):
     capsys.readouterr()
     assert main(["certify", str(run)]) == 0
-    name, claim, number, basis = capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    name, claim, number, basis = lines[:4]
     assert name == "equilibrium"
+    assert "network" in lines
+    assert any(line.startswith("  Lipschitz constant: at most ") for line in lines)
+    assert any(line.startswith("    head.classifier ") for line in lines)
     assert claim.startswith("  proved: the step is a contraction")
     assert basis.startswith("    by: Banach's fixed-point theorem")
     assert main(["certify", str(run), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["equilibrium"]
+    whole = json.loads(capsys.readouterr().out)
+    found = whole["equilibria"]["equilibrium"]
     certificate = certify(runs.open_run(run).model.equilibria()["equilibrium"])
     assert found["holds"] is True
+    assert 0 < whole["lipschitz"] < math.inf
     assert found["lipschitz"] == certificate.lipschitz < 1
     assert number == (
         f"    number: {certificate.lipschitz:.6g}, margin {1 - certificate.lipschitz:.3g}"
     )
-    assert [each["claim"] for each in found["statements"]] == [
-        each.claim for each in certificate.statements
-    ]
+    assert [
+        (each["statement"], each["verdict"])
+        for each in whole["statements"]
+        if each["about"] == "equilibrium"
+    ] == [(each.claim, "holds") for each in certificate.statements]
+
+
+def test_certify_states_radii_attacks_them_and_the_page_shows_it(run, capsys, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    words = ["--radii", "0.01", "1e3", "--samples", "60", "--attack", "10"]
+    few = ["--attack-steps", "5", "--attack-restarts", "2"]
+    capsys.readouterr()
+    assert main(["certify", str(copy), *words, *few]) == 0
+    said = capsys.readouterr().out
+    assert "certified radii of 60 test samples" in said
+    assert "  0 certificates broken" in said
+    assert "Normalize" in said or "extractor.0" in said
+    kept = json.loads((copy / "certificate.json").read_text())
+    assert 0 < kept["radii"]["certified"]["0.01"] <= kept["radii"]["accuracy"]
+    assert kept["radii"]["certified"]["1000"] == 0
+    assert (kept["attack"]["samples"] > 0, kept["attack"]["broken"]) == (True, 0)
+    assert main(["report", str(copy)]) == 0
+    page = (copy / "report.html").read_text()
+    assert "What is proved of the network" in page
+    assert "Lipschitz constant of each part" in page
+    # It is about these weights alone.
+    weights, state = read_checkpoint(copy / "model.safetensors")
+    name = next(name for name, value in weights.items() if value.is_floating_point())
+    write_checkpoint(copy / "model.safetensors", {**weights, name: 2 * weights[name]}, state)
+    assert main(["report", str(copy)]) == 0
+    assert "What is proved of the network" not in (copy / "report.html").read_text()
+
+
+def test_certify_reads_released_weights(capsys, tmp_path):
+    torch.manual_seed(0)
+    tensors = {
+        "mon.linear_module.U.weight": torch.randn(5, 784) / 28,
+        "mon.linear_module.U.bias": torch.randn(5),
+        "mon.linear_module.A.weight": torch.randn(5, 5),
+        "mon.linear_module.B.weight": torch.randn(5, 5),
+        "Wout.weight": torch.randn(10, 5),
+        "Wout.bias": torch.randn(10),
+    }
+    path = tmp_path / "released.pt"
+    torch.save(tensors, path)
+    setting = f"model.options.weights={path}"
+    assert main(["certify", "monotone-mnist", setting, "model.options.margin=2.0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    U, W = (tensors[name] for name in ("mon.linear_module.U.weight", "Wout.weight"))
+    norms = [float(torch.linalg.matrix_norm(each, 2)) for each in (U, W)]
+    assert 0 < found["lipschitz"] <= norms[0] * norms[1] / 2.0 * (1 + 1e-5)
+    path.write_bytes(b"nothing")
+    assert main(["certify", "monotone-mnist", setting]) == 2
+    assert "must hold tensors as torch.save writes them" in told(capsys)
 
 
 def test_certify_says_that_nothing_is_proved(run, capsys, tmp_path):
@@ -488,11 +553,13 @@ def test_certify_says_that_nothing_is_proved(run, capsys, tmp_path):
     assert lines[1].startswith("  not proved: the step is a contraction")
     assert "margin -" in lines[2]
     assert "  nothing is proved of this equilibrium at these weights" in lines
-    assert lines[-1].startswith("  remedy: ")
+    assert lines[lines.index("network") - 1].startswith("  remedy: ")
     assert main(["certify", str(copy), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["equilibrium"]
-    assert (found["holds"], found["statements"][0]["holds"]) == (False, None)
+    whole = json.loads(capsys.readouterr().out)
+    found = whole["equilibria"]["equilibrium"]
+    assert (found["holds"], whole["statements"][0]["verdict"]) == (False, "unknown")
     assert found["lipschitz"] > 1
+    assert any(each["statement"].startswith("measured spectral") for each in whole["statements"])
 
 
 def test_certify_tells_several_equilibria_apart(monkeypatch, capsys):
@@ -501,7 +568,9 @@ def test_certify_tells_several_equilibria_apart(monkeypatch, capsys):
         "first": Certificate(further=(proved, refuted), remedy="Do d."),
         "second": Certificate(further=(proved,)),
     }
-    monkeypatch.setattr(runs, "certify_run", lambda _, **__: found)
+    bound = NetworkBound(math.inf, (Bound("part", math.inf, "why"),), None, ())
+    whole = CertifiedRun("somewhere", found, bound)
+    monkeypatch.setattr(runs, "certify_run", lambda *_, **__: whole)
     assert main(["certify", "somewhere"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "first",
@@ -513,12 +582,10 @@ def test_certify_tells_several_equilibria_apart(monkeypatch, capsys):
         "second",
         "  proved: a",
         "    by: b",
+        "network",
+        "  Lipschitz constant: unknown",
+        "    part     unknown  why",
     ]
-    found.clear()
-    assert main(["certify", "somewhere"]) == 0
-    assert capsys.readouterr().out == "the model has no equilibria, so there is nothing to prove\n"
-    assert main(["certify", "somewhere", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {}
 
 
 def test_lost_process_is_not_called_a_bug(trained, capsys, monkeypatch, tmp_path):

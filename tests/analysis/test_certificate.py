@@ -214,7 +214,8 @@ def test_certify_believes_what_a_cell_declares_and_says_so() -> None:
         "Lipschitz constant at most 0.5000: one equilibrium for every input.\n"
         "  Halving.lipschitz declares 0.5"
     )
-    (statement,) = found.statements
+    statement, rate = found.statements
+    assert (rate.holds, rate.number) == (True, 0.5)
     assert (statement.holds, statement.number, statement.margin) == (True, 0.5, 0.5)
     assert "Halving.lipschitz declares 0.5" in statement.theorem
     assert certify(Equilibrium(Skip(Halving(), 0.5))).lipschitz == 0.75

@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import overload
 
 import torch
 from torch import nn
 
+from equipoise.analysis.spectrum import spectral_radius
+from equipoise.core.errors import ConvergenceWarning
+from equipoise.core.tree import Layout, Tree
 from equipoise.core.validate import SettingError, require_type
-from equipoise.layers import Cell, Certificate, Equilibrium
+from equipoise.layers import Cell, Certificate, Equilibrium, Statement
 from equipoise.layers.certificate import significant
 from equipoise.layers.declarations import certificate_of
 
 __all__ = ["certify", "require_finite_weights", "require_layer"]
 
+MAX_POINTS = 4
+"""Samples at whose equilibria a spectral radius is measured."""
+
 
 @overload
-def certify(layer: Equilibrium, *, strict: bool = True) -> Certificate: ...  # type: ignore[overload-overlap]
+def certify(  # type: ignore[overload-overlap]
+    layer: Equilibrium, x: Tree | None = None, *, strict: bool = True
+) -> Certificate: ...
 @overload
-def certify(layer: nn.Module, *, strict: bool = True) -> dict[str, Certificate]: ...
+def certify(
+    layer: nn.Module, x: Tree | None = None, *, strict: bool = True
+) -> dict[str, Certificate]: ...
 @torch.no_grad()
-def certify(layer: nn.Module, *, strict: bool = True) -> Certificate | dict[str, Certificate]:
+def certify(
+    layer: nn.Module, x: Tree | None = None, *, strict: bool = True
+) -> Certificate | dict[str, Certificate]:
     """Prove that a layer has one equilibrium for every input, and return the numbers.
 
     The step of an OptEq has at most the Lipschitz constant
@@ -32,10 +49,12 @@ def certify(layer: nn.Module, *, strict: bool = True) -> Certificate | dict[str,
 
     The proof is that of a contraction, or another that the cell's certificate has (a `Statement`
     that is `unique`). It fails if any statement is refuted; those that are open beside it do not
-    matter.
+    matter. A further statement is about the rate of the solver in use.
 
     Args:
         layer: An equilibrium layer, or a model that holds some.
+        x: Some samples. Where nothing is proved, the spectral radius of the step's Jacobian at
+            their equilibria is measured, which proves nothing of others.
         strict: Whether to raise `ValueError` where the proof fails, rather than return a
             certificate that says so.
 
@@ -43,20 +62,103 @@ def certify(layer: nn.Module, *, strict: bool = True) -> Certificate | dict[str,
         The certificate of a layer; of a model, those of all its equilibrium layers by name.
     """
     if isinstance(layer, Equilibrium):
-        return _certify("certify.layer", layer, strict)
+        return _certify("certify.layer", layer, strict, lambda: x)
     named = layer.named_modules() if isinstance(layer, nn.Module) else ()
     layers = {name: part for name, part in named if isinstance(part, Equilibrium)}
     if not layers:
         require_layer("certify", layer)
-    return {name: _certify(f"certify.{name}", part, strict) for name, part in layers.items()}
+    given: dict[str, Tree] = {}
+
+    def inputs_of(name: str) -> Tree | None:
+        if x is not None and not given:
+            given.update(_find_inputs(layer, layers, x))
+        return given.get(name)
+
+    return {
+        name: _certify(f"certify.{name}", part, strict, partial(inputs_of, name))
+        for name, part in layers.items()
+    }
 
 
-def _certify(key: str, layer: Equilibrium, strict: bool) -> Certificate:
+def _certify(
+    key: str, layer: Equilibrium, strict: bool, find_input: Callable[[], Tree | None]
+) -> Certificate:
     require_finite_weights(key, layer)
     certificate = certificate_of(layer.cell)
     if strict and not certificate.holds:
         raise _refusal(key, certificate)
-    return certificate
+    certificate = replace(certificate, rate=state_rate(layer, certificate))
+    if certificate.holds:
+        return certificate
+    x = find_input()
+    measured = () if x is None else (measure_radius(layer, x),)
+    return replace(certificate, further=(*certificate.further, *measured))
+
+
+def state_rate(layer: Equilibrium, certificate: Certificate) -> Statement | None:
+    """Return what is proved of the rate of the solver that a layer uses; None if nothing is.
+
+    Args:
+        layer: The layer.
+        certificate: What is proved of its cell.
+    """
+    if not certificate.contracts:
+        return None
+    solver, factor = layer.solver_in_use, certificate.lipschitz
+    name, rate, besides = type(solver).__name__, solver.rate(factor), ""
+    if rate is None:  # what is proved is said of what could be used in its place
+        besides = f"; no better one is proved of {name}, which is in use"
+        name, rate = "plain iteration", factor
+    claim = f"each step of {name} shortens the distance to the equilibrium by this factor at least"
+    return Statement(claim, True, rate, 1 - rate, f"Banach's fixed-point theorem{besides}")
+
+
+def measure_radius(layer: Equilibrium, x: Tree) -> Statement:
+    """Return the spectral radius of the step's Jacobian at some equilibria, which proves nothing.
+
+    Args:
+        layer: The layer.
+        x: Inputs of it; the first few are used.
+    """
+    few = Layout(x)
+    packed = few.pack(x, "x")[:MAX_POINTS]
+    some = few.unpack(packed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the statement tells
+        solution = layer.solve(some)
+        state = layer.last.value if layer.last is not None else solution.value
+        found = spectral_radius(layer.map(some), state)
+    missed = int((~solution.converged).sum())
+    largest = float(found.value.max())
+    rough = "" if bool(found.settled.all()) else ", roughly"
+    where = f"the equilibria of {len(packed)} samples"
+    if missed:
+        where = f"what the solver found for {len(packed)} samples, of which it missed {missed}"
+    return Statement(
+        f"measured spectral radius of the step's Jacobian at {where}{rough}",
+        number=largest,
+        margin=1 - largest,
+        theorem="a measurement, which says nothing of other samples",
+    )
+
+
+def _find_inputs(model: nn.Module, layers: Mapping[str, Equilibrium], x: Tree) -> dict[str, Tree]:
+    """What each layer is given when a model gets some samples."""
+    found: dict[str, Tree] = {}
+
+    def listen(name: str, stack: ExitStack) -> None:
+        def keep(_: nn.Module, inputs: tuple[Tree, ...]) -> None:
+            found.setdefault(name, inputs[0])
+
+        stack.callback(layers[name].register_forward_pre_hook(keep).remove)
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for name in layers:
+            listen(name, stack)
+        model(x)
+    return found
 
 
 def require_layer(owner: str, layer: object) -> None:

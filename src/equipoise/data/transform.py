@@ -17,6 +17,7 @@ from equipoise.core import (
     require_positive,
     require_type,
 )
+from equipoise.layers.lipschitz import Bound, Chain, Part, round_up, unknown
 
 __all__ = [
     "Compose",
@@ -79,6 +80,10 @@ class Transform(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Change a batch whose shapes are right."""
 
+    def output_lipschitz(self) -> Part:
+        """Return how far images in [0, 1] move each other's changed ones; by default unknown."""
+        return unknown(self._name, "how far it moves images is not known")
+
     @property
     def _name(self) -> str:
         return type(self).__name__
@@ -110,6 +115,9 @@ class Compose(Transform):
             x, y = transform(x, y, generator=generator)
         return x, y
 
+    def output_lipschitz(self) -> Part:
+        return Chain(tuple(transform.output_lipschitz() for transform in self.transforms))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Compose) and self.transforms == other.transforms
 
@@ -129,6 +137,9 @@ class ToFloat(Transform):
         self, x: Tensor, y: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
         return (x if x.is_floating_point() else x.to(torch.float32) / 255), y
+
+    def output_lipschitz(self) -> Part:
+        return Chain(())  # distances are those of images in [0, 1]
 
 
 @final
@@ -167,6 +178,10 @@ class Normalize(Transform):
                 raise SettingError("Normalize", rule, len(value))
         return (x - mean) / std, y
 
+    def output_lipschitz(self) -> Part:
+        smallest = min(self.std) if isinstance(self.std, tuple) else self.std
+        return Bound("Normalize", round_up(1 / smallest), f"1/std, std {smallest:g}")
+
 
 @final
 @dataclass(frozen=True)
@@ -193,6 +208,10 @@ class Greyscale(Transform):
         weights = values.new_tensor((0.299, 0.587, 0.114))
         grey = torch.einsum("bchw,c->bhw", values, weights)[:, None]
         return match_kind(grey, x).expand(-1, self.channels, -1, -1), y
+
+    def output_lipschitz(self) -> Part:
+        # A grey image is only repeated, and colours are weighted by less than that.
+        return Bound("Greyscale", round_up(math.sqrt(self.channels)), "sqrt(channels)")
 
 
 def require_floats(owner: str, x: Tensor) -> None:

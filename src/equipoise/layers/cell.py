@@ -18,6 +18,7 @@ from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.layers.certificate import Certificate, Link, significant
 from equipoise.layers.compiled_step import CompiledStep
 from equipoise.layers.declarations import lipschitz_number
+from equipoise.layers.lipschitz import Part, contraction_response, round_up, unknown
 from equipoise.layers.problem import Problem
 from equipoise.solvers.coordinates import CoordinateProblem, Coordinates, Reduced
 from equipoise.solvers.problem import Equation, Linearization, Work
@@ -31,9 +32,9 @@ class Cell(nn.Module):
     State and context are one tensor or a tree of tensors, real or complex, batch first. Each
     sample is its own problem: row `i` of the result depends on row `i` of the state and the context
     alone, unless the cell declares otherwise. A cell may say what is known of it, by the attributes
-    below and by `lipschitz`, `certificate`, `problem`, `project_`, `norms`, `part_weights` and
-    `contributions`. Everything else in the library asks the cell, so that a cell of your own gets
-    what it declares.
+    below and by `lipschitz`, `certificate`, `input_lipschitz`, `output_lipschitz`, `problem`,
+    `project_`, `norms`, `part_weights` and `contributions`. Everything else in the library asks the
+    cell, so that a cell of your own gets what it declares.
 
     Attributes:
         symmetric: Its Jacobian in the state is symmetric positive semidefinite, so that conjugate
@@ -106,6 +107,41 @@ class Cell(nn.Module):
             )
         basis = f"{name}.lipschitz declares {significant(bound, 4, up=True)}"
         return Certificate((Link(name, bound),), basis=basis)
+
+    @property
+    def reads_out_the_state(self) -> bool:
+        """Whether `readout` returns the state itself."""
+        return type(self).readout is Cell.readout
+
+    def input_lipschitz(self) -> Part:
+        """Return how far `step` moves with the input `x` at a fixed state; by default unknown."""
+        return unknown(type(self).__name__, "it does not say how far its step moves with the input")
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the layer's output moves with its input.
+
+        By default `Lip_x / (1 - Lip_z)`, of `input_lipschitz` and the certificate.
+        """
+        return contraction_response(self)
+
+    def row_lipschitz(self, rows: Tensor) -> Tensor | None:
+        """Return how far each of some linear functions of the layer's output moves with its input.
+
+        None where nothing better is known than the length of a row times `output_lipschitz`.
+
+        Args:
+            rows: The functions, shape (count, length of the output), float64.
+        """
+        return None
+
+    def error_factor(self) -> float:
+        """Return `k` with `|y - y*| <= k |f(z) - z|`, `y` the output for `z` and `y*` the true one.
+
+        By default `1/(1 - Lip_z)` where the step contracts; infinite where none is known.
+        """
+        factor = round_up(self.certificate().lipschitz)
+        contracts = factor < 1 and self.reads_out_the_state
+        return round_up(1 / (1 - factor)) if contracts else math.inf
 
     def problem(self, x: Tree) -> Problem:
         """Return what the equilibria at the input `x` solve; by default raises ValueError."""

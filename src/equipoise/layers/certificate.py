@@ -55,6 +55,11 @@ class Statement:
             raise SettingError("Statement.holds", "be True, False or None", self.holds)
         require_flag("Statement.unique", self.unique)
 
+    @property
+    def verdict(self) -> str:
+        """`holds`, `fails` or `unknown`."""
+        return {True: "holds", False: "fails", None: "unknown"}[self.holds]
+
     def __str__(self) -> str:
         verdict = {True: "proved", False: "refuted", None: "not proved"}[self.holds]
         number = "" if self.number is None else f", {significant(self.number)}"
@@ -94,6 +99,7 @@ class Certificate:
         further: Claims besides that of a contraction.
         basis: What the innermost cell's constant rests on, if not on the factors.
         remedy: What to do where the proof fails, as a sentence.
+        rate: What is proved of how fast the layer's solver is, if anything.
     """
 
     chain: tuple[Link, ...] = ()
@@ -101,6 +107,7 @@ class Certificate:
     further: tuple[Statement, ...] = ()
     basis: str = ""
     remedy: str = ""
+    rate: Statement | None = None
 
     def __post_init__(self) -> None:
         for name, lipschitz in self.chain:
@@ -119,8 +126,9 @@ class Certificate:
     @property
     def statements(self) -> tuple[Statement, ...]:
         """All claims. That of a contraction is left out where others stand in for its proof."""
+        rate = () if self.rate is None else (self.rate,)
         if self._others_stand_in:
-            return self.further
+            return (*self.further, *rate)
         known = self.lipschitz < math.inf
         contraction = Statement(
             "the step is a contraction, so that there is one equilibrium for every input",
@@ -130,7 +138,7 @@ class Certificate:
             theorem="Banach's fixed-point theorem" + (self.basis and f"; {self.basis}"),
             unique=True,
         )
-        return (contraction, *self.further)
+        return (contraction, *self.further, *rate)
 
     @property
     def holds(self) -> bool:

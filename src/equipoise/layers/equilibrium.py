@@ -20,6 +20,7 @@ from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.start import StartStates
 from equipoise.layers.cell import Cell, CellEquation, forbid_batch_statistics
 from equipoise.layers.declarations import lipschitz_number
+from equipoise.layers.lipschitz import Part
 from equipoise.layers.options import CallOptions, Settings, resolve_options
 from equipoise.solvers.auto import pick_forward
 from equipoise.solvers.policy import OnFailure, SolveLog
@@ -256,7 +257,7 @@ class Equilibrium(nn.Module):
         bound = lipschitz_number(self.cell, self.cell.lipschitz())
         plan = Plan(
             equation=CellEquation(weights, layout, structure, lower),
-            solver=settings.solver or pick_forward(symmetric=self.cell.symmetric, lipschitz=bound),
+            solver=settings.solver or self._pick(bound),
             stop=settings.stop,
             log=self.solves,
             on_failure=settings.on_failure,
@@ -287,6 +288,19 @@ class Equilibrium(nn.Module):
             )
         along = settings.gradient.attach_states(plan, args)
         return _Call(output, plan, [self.cell.readout(layout.unpack(z), context) for z in along])
+
+    def _pick(self, bound: float | None) -> Solver:
+        return pick_forward(symmetric=self.cell.symmetric, lipschitz=bound)
+
+    @property
+    def solver_in_use(self) -> Solver:
+        """The solver of a call without options, in the present mode; what `auto` picks."""
+        bound = lipschitz_number(self.cell, self.cell.lipschitz())
+        return self._settings({}).solver or self._pick(bound)
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the output moves with the input, as the cell says."""
+        return self.cell.output_lipschitz()
 
     def _begin(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> None:
         """Called before each solve, with what it is about to be done with."""

@@ -28,6 +28,7 @@ from equipoise.layers.declarations import (
     part_weights_of,
     problem_of,
 )
+from equipoise.layers.lipschitz import Bound, Chain, Part, round_up, unknown
 from equipoise.layers.problem import Problem
 from equipoise.prox.regularizer import Regularizer, as_regularizer
 
@@ -74,6 +75,10 @@ class Wrapper(Cell):
             math.inf if bound is None else bound,
             same_equilibria=self.same_equilibria,
         )
+
+    @property
+    def reads_out_the_state(self) -> bool:
+        return type(self).readout is Wrapper.readout and self.cell.reads_out_the_state
 
     def _through(self, lipschitz: Tensor | float) -> Tensor | float | None:
         """The Lipschitz constant of the step, given that of the cell's; None if not known."""
@@ -125,6 +130,18 @@ class Skip(Wrapper):
 
     def _through(self, lipschitz: Tensor | float) -> Tensor | float:
         return averaged(lipschitz, self.alpha)
+
+    def input_lipschitz(self) -> Part:
+        return Chain((self.cell.input_lipschitz(), Bound("Skip", self.alpha)))
+
+    def output_lipschitz(self) -> Part:
+        return self.cell.output_lipschitz()  # the equilibria are the same
+
+    def row_lipschitz(self, rows: Tensor) -> Tensor | None:
+        return self.cell.row_lipschitz(rows)
+
+    def error_factor(self) -> float:
+        return round_up(self.cell.error_factor() / self.alpha)  # alpha f(z) + (1 - alpha) z - z
 
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).skipped(self.alpha)
@@ -288,6 +305,25 @@ class ChangeOfVariable(Wrapper):
         # A stretched norm says nothing about the Euclidean one beyond the condition number.
         return self.condition * lipschitz
 
+    @property
+    def reads_out_the_state(self) -> bool:
+        return True
+
+    def _shrunk(self) -> Bound:
+        """`A^-1`, whose norm is that of the inverse."""
+        smallest = abs(self.scale) * self._singular_values()[1]
+        # Singular values are computed to rounding times the largest, and matrices are invertible
+        # to float32's precision at least.
+        return Bound("ChangeOfVariable", (1 + 1e-6) / smallest, "the norm of the inverse of A")
+
+    def input_lipschitz(self) -> Part:
+        return Chain((self.cell.input_lipschitz(), self._shrunk()))
+
+    def output_lipschitz(self) -> Part:
+        if not self.cell.reads_out_the_state:
+            return unknown(type(self).__name__, "it changes what its cell reads out")
+        return Chain((self.cell.output_lipschitz(), self._shrunk()))
+
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).changed(self)
 
@@ -384,6 +420,9 @@ class Regularized(Wrapper):
 
     def _through(self, lipschitz: Tensor | float) -> Tensor | float | None:
         return None if self.factor is None else self.factor * lipschitz
+
+    def input_lipschitz(self) -> Part:
+        return self.cell.input_lipschitz()  # at `T_R(z)` in place of `z`
 
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).regularized(self)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.layers.lipschitz import Part, Sum
+
 __all__ = [
     "BasicBlock",
     "Bottleneck",
@@ -61,6 +63,10 @@ class BasicBlock(nn.Module):
         """Return `relu(x + B(x))`."""
         return torch.relu(self.shortcut(x) + self.branch(x))
 
+    def output_lipschitz(self) -> Part:
+        """Return how far the output moves with the input."""
+        return Sum((self.shortcut, self.branch), type(self).__name__)
+
 
 class Bottleneck(nn.Module):
     """The residual block of ResNet-50: `relu(x + B(x))` (He et al., 2016).
@@ -87,6 +93,10 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return `relu(x + B(x))`."""
         return torch.relu(self.shortcut(x) + self.branch(x))
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the output moves with the input."""
+        return Sum((self.shortcut, self.branch), type(self).__name__)
 
 
 def basic_stage(in_channels: int, out_channels: int, blocks: int, stride: int = 1) -> nn.Sequential:

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from equipoise.core.validate import require_count
+from equipoise.layers.lipschitz import Bound, Chain, Part
 
 __all__ = ["ImageHead", "PixelHead", "PooledHead"]
 
@@ -36,6 +37,10 @@ class PooledHead(nn.Module):
         """Return the logits."""
         y: Tensor = self.classifier(self.pool(self.norm(z)).flatten(1))
         return y
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the logits move with the equilibrium."""
+        return Chain((self.norm, self.pool, self.classifier))
 
 
 class ImageHead(nn.Module):
@@ -65,6 +70,11 @@ class ImageHead(nn.Module):
         """Return the logits."""
         y: Tensor = self.classifier(self.features(z).mean(dim=(2, 3)))
         return y
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the logits move with the equilibrium."""
+        mean = Bound("mean", 1.0, "the mean of n pixels has the norm 1/sqrt(n)")
+        return Chain((self.features, mean, self.classifier))
 
 
 class PixelHead(nn.Module):
@@ -104,3 +114,9 @@ class PixelHead(nn.Module):
             mode="bilinear",
             align_corners=False,
         )
+
+    def output_lipschitz(self) -> Part:
+        """Return how far the logits move with the equilibrium."""
+        # Weights of a pixel add up to 1, and those that each pixel has in others to scale^2.
+        larger = Bound("interpolation", float(self.scale), "|M|^2 <= |M|_1 |M|_inf")
+        return Chain((self.features, self.classifier, larger))

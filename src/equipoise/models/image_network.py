@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise.core.tree import Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.lipschitz import Chain, Part
 from equipoise.models.model import Model
 
 __all__ = ["ExplicitNetwork", "ImageModel", "ImageNetwork"]
@@ -120,6 +121,10 @@ class ImageNetwork(ImageModel):
         y: Tensor = self.head(self.equilibrium(self.extractor(x)))
         return y
 
+    def output_lipschitz(self) -> Part:
+        """Return how far predictions move with the images."""
+        return Chain((self.extractor, self.equilibrium, self.head))
+
     def features(self, x: Tensor) -> Tree:
         """Return the equilibrium for a batch of images: a tensor, or several as a tree."""
         return self.equilibrium(self.extractor(self.prepare(x)))
@@ -167,6 +172,10 @@ class ExplicitNetwork(ImageModel):
         """Return the predictions for a batch of images."""
         y: Tensor = self.classifier(self.body(x))
         return y
+
+    def output_lipschitz(self) -> Part:
+        """Return how far predictions move with the images."""
+        return Chain((self.body, self.classifier))
 
 
 def _count(module: nn.Module) -> int:

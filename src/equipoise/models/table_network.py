@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.lipschitz import Chain, Part
 from equipoise.models.model import Model
 
 __all__ = ["TableModel", "TableNetwork"]
@@ -71,3 +72,7 @@ class TableNetwork(TableModel):
         """Return the predictions for a batch of rows."""
         y: Tensor = self.head(self.equilibrium(x))
         return y
+
+    def output_lipschitz(self) -> Part:
+        """Return how far predictions move with the rows."""
+        return Chain((self.equilibrium, self.head))

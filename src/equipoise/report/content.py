@@ -149,6 +149,7 @@ class RunReport:
         solves: The solve of one sample, one for each equilibrium layer.
         bad_samples: Files that could not be read and were skipped, each with what is wrong with it.
         survey: What a look at some of the scored samples found.
+        certificate: What is proved of the network, as `equipoise certify --json` prints it.
     """
 
     title: str
@@ -165,6 +166,7 @@ class RunReport:
     solves: Sequence[SolvePath] = ()
     bad_samples: Mapping[str, str] = field(default_factory=dict)
     survey: Survey | None = None
+    certificate: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.confusion is not None:

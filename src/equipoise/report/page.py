@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from equipoise.report.certificate import render_certificate
 from equipoise.report.content import RunReport
 from equipoise.report.document import ChartDrawer, render_document
 from equipoise.report.markup import render_setting_tables
@@ -55,6 +56,7 @@ def render_report(report: RunReport) -> str:
         charts = drawer.draw(solve_charts(solve, tolerance))
         sections.append((solve_title(solve), render_solve(solve) + charts))
     sections += [
+        ("What is proved of the network", render_certificate(report.certificate)),
         ("Configuration", _render_settings(report.config)),
         ("Environment", _render_settings(report.environment)),
     ]

@@ -6,15 +6,18 @@ from equipoise.core.lazy import lazy_names
 from equipoise.runs.presets import list_presets
 
 if TYPE_CHECKING:
+    from equipoise.runs.certificate import CertifiedRun
+    from equipoise.runs.certified_run import certify_run
     from equipoise.runs.config import Config, dump_config, load_config, parse_config
     from equipoise.runs.run import resume_run, train_run
     from equipoise.runs.run_report import report_run
-    from equipoise.runs.saved_run import Run, certify_run, evaluate_run, open_run
+    from equipoise.runs.saved_run import Run, evaluate_run, open_run
     from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
     from equipoise.runs.trainer_report import report_trainer
     from equipoise.runs.verified_run import verify_run
 
 __all__ = [
+    "CertifiedRun",
     "Config",
     "DataConfig",
     "ModelConfig",
@@ -40,7 +43,17 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(
         __name__,
         __all__,
-        ("sections", "config", "saved_run", "run", "run_report", "trainer_report", "verified_run"),
+        (
+            "sections",
+            "config",
+            "saved_run",
+            "run",
+            "run_report",
+            "trainer_report",
+            "certificate",
+            "certified_run",
+            "verified_run",
+        ),
     )
 
     def __dir__() -> list[str]:

@@ -13,19 +13,31 @@ from typing import Any
 import numpy as np
 
 from equipoise.core import SourceError, write_atomically
+from equipoise.core.json_values import to_json_values
 from equipoise.core.named_code import to_short_name
 from equipoise.data import BadSampleWarning, DataError, Dataset, read_bad_samples
 from equipoise.engine import read_metrics
 from equipoise.report import RunReport, ShownSample, SolvePath, Survey, render_report
+from equipoise.runs.certificate import CertifiedRun
+from equipoise.runs.certified_run import digest_weights
 from equipoise.runs.closeup import Trained, show_samples, trace_solves
 from equipoise.runs.config import load_config
 from equipoise.runs.samples import load_part
 from equipoise.runs.saved_run import open_run
 from equipoise.runs.survey import survey_samples
 
-__all__ = ["BAD_SAMPLES", "describe_run", "look_at", "read_json", "report_run"]
+__all__ = [
+    "BAD_SAMPLES",
+    "CERTIFICATE",
+    "describe_run",
+    "look_at",
+    "read_json",
+    "report_run",
+    "write_certificate",
+]
 
 BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
+CERTIFICATE = "certificate.json"  # what `equipoise certify` found last
 
 
 def report_run(folder: Path, *, trust: bool = False) -> Path:
@@ -87,10 +99,33 @@ def report_run(folder: Path, *, trust: bool = False) -> Path:
         solves=solves,
         bad_samples=read_bad_samples(folder / BAD_SAMPLES),
         survey=found,
+        certificate=_read_certificate(folder),
     )
     path = folder / "report.html"
     write_atomically(path, render_report(report))
     return path
+
+
+def write_certificate(folder: Path, found: CertifiedRun) -> bool:
+    """Keep what is proved of a run beside it, for its page; return whether there is such a run.
+
+    Args:
+        folder: Where the run is kept.
+        found: What is proved.
+    """
+    if not (folder / "model.safetensors").is_file():
+        return False
+    values = to_json_values({"weights": digest_weights(folder), **found.to_dict()})
+    write_atomically(folder / CERTIFICATE, json.dumps(values, indent=1, allow_nan=False) + "\n")
+    return True
+
+
+def _read_certificate(folder: Path) -> dict[str, Any] | None:
+    """What `certify` found, if it is about the weights that the run has now."""
+    values = read_json(folder / CERTIFICATE)
+    if values is None or not (folder / "model.safetensors").is_file():
+        return None
+    return values if values.get("weights") == digest_weights(folder) else None
 
 
 def look_at(

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from equipoise.analysis import certify
 from equipoise.core import SettingError, SourceError, choose
 from equipoise.data import DATASETS, Dataset, Encoding, Loading, Transform
 from equipoise.data.vocabulary import TOKENS, Vocabulary
@@ -22,14 +21,13 @@ from equipoise.engine import (
     load_weights,
     read_checkpoint,
 )
-from equipoise.layers import Certificate
 from equipoise.models import Model
 from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.config import Config, load_config
 from equipoise.runs.own_code import CodeWarning, describe_change, find_changed_code
 from equipoise.runs.samples import load_part, require_alike
 
-__all__ = ["Run", "certify_run", "evaluate_run", "open_run", "read_about"]
+__all__ = ["Run", "evaluate_run", "open_run", "read_about"]
 
 
 @dataclass(frozen=True)
@@ -99,22 +97,6 @@ def open_run(folder: Path, *, trust: bool = False) -> Run:
         raise CheckpointError(path, error) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"  # whatever it was trained on
     return Run(folder, config, model.to(device).eval(), task, about, transform)
-
-
-def certify_run(folder: Path, *, trust: bool = False) -> dict[str, Certificate]:
-    """Return what is proved of each equilibrium of a run, at the weights that it kept.
-
-    Args:
-        folder: Where it is kept.
-        trust: As of `open_run`.
-    """
-    run = open_run(folder, trust=trust)
-    try:
-        return {
-            name: certify(layer, strict=False) for name, layer in run.model.equilibria().items()
-        }
-    except SettingError as error:  # weights that are not finite, of which nothing can be said
-        raise SourceError(folder / "model.safetensors", error) from error
 
 
 def evaluate_run(

@@ -34,6 +34,9 @@ class FixedPoint(Solver):
     def __post_init__(self) -> None:
         require_fraction("FixedPoint.damping", self.damping)
 
+    def rate(self, lipschitz: float) -> float:
+        return 1 - self.damping * (1 - lipschitz) if self.damping < 1 else lipschitz
+
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         return _Relax(self.damping)
 

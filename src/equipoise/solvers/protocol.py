@@ -318,6 +318,16 @@ class Solver(ABC):
     combines: ClassVar[bool] = False
     remedy: ClassVar[str] = ""
 
+    def rate(self, lipschitz: float) -> float | None:
+        """Return a factor by which each step is proved to shorten the distance to the equilibrium.
+
+        None where none is known, as of all solvers that are not plain iteration.
+
+        Args:
+            lipschitz: A Lipschitz constant of the map, below 1.
+        """
+        return None
+
     @abstractmethod
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
         """Return fresh working memory for a solve of `problem` from `z`, where the map is `f`."""

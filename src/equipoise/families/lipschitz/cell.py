@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,12 @@ from torch.nn import functional
 from equipoise.families.lipschitz.matrix import LipschitzMatrix
 from equipoise.families.monotone import Splitting
 from equipoise.families.monotone.cell import StepSize, monotone_cell
+from equipoise.families.monotone.sensitivity import Ellipsoid, find_weights
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement
+from equipoise.layers.lipschitz import Bound, Part, round_up, unknown
 from equipoise.layers.problem import Problem
+from equipoise.operators import dense_norm
 from equipoise.prox.activation import Activation
 from equipoise.solvers.problem import Linearization
 
@@ -133,6 +137,36 @@ class LipschitzCell(Cell):
             ),
             remedy="Raise margin, or convert the layer to float64.",
         )
+
+    @torch.no_grad()
+    def output_lipschitz(self) -> Part:
+        """Return `gamma`, if the matrix inequality is proved."""
+        name = type(self).__name__
+        if not self.operator.inequality().lowest > 0:
+            return unknown(name, "its matrix inequality is not proved at these weights")
+        return Bound(name, self.gamma, "Revay, Wang & Manchester, 2020")
+
+    @torch.no_grad()
+    def row_lipschitz(self, rows: Tensor) -> Tensor | None:
+        """Return the bounds of `Ellipsoid` for functions of the output, where `gamma` is more."""
+        operator = self.operator
+        gap, U, W_o = operator.gap_matrix(), operator.U.double(), operator.W_o.double()
+        pulled = rows @ W_o
+        weights = find_weights(gap, U, pulled, operator.log_psi)
+        found = Ellipsoid.make(gap, U, weights) or Ellipsoid.make(gap, U, operator.log_psi.double())
+        return None if found is None else found.rows(pulled)
+
+    @torch.no_grad()
+    def error_factor(self) -> float:
+        """Return `|W_o| sqrt(max/min Psi)/(1 - L)`, `L` the splitting's factor in `Psi`'s metric.
+
+        The proximal map is nonexpansive in Euclidean norms, as it acts on entries.
+        """
+        factor = round_up(self.inner.factor_bound())
+        if not factor < 1:
+            return math.inf
+        size = float(dense_norm(self.operator.W_o.double())) * self.operator.condition()
+        return round_up(size / (1 - factor))
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:

@@ -15,9 +15,11 @@ from equipoise.core.validate import SettingError, require_positive
 from equipoise.families.monotone.operator import MonotoneOperator
 from equipoise.families.monotone.proximal import require_proximal, scaled_prox
 from equipoise.families.monotone.resolvent import resolve
+from equipoise.families.monotone.sensitivity import Ellipsoid, find_weights
 from equipoise.families.monotone.theory import Inclusion, certify_monotone, input_bound
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate
+from equipoise.layers.lipschitz import Bound, Chain, Part, reciprocal_up, round_up
 from equipoise.operators.operator import OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation, ReLU
 from equipoise.solvers.problem import Linearization
@@ -84,6 +86,40 @@ class MonotoneCell(Cell):
         if self.splitting != "none":
             basis = f"{self.splitting} splitting with step size {self.effective_step_size():.4g}"
         return certify_monotone(self, self.margin, self.factor_bound(), self.inputs, basis)
+
+    def output_lipschitz(self) -> Part:
+        """Return `|U|/m` (Pabbaraju et al., 2021, Theorem 1), or less where that is proved."""
+        response = Bound(
+            "1/m", reciprocal_up(self.margin), "Pabbaraju, Winston & Kolter, 2021, Theorem 1"
+        )
+        matrix, norm = self._dense_inputs(), input_bound(self.inputs)
+        found = None if matrix is None else Ellipsoid.make(*matrix)
+        if found is not None and norm is not None and found.state() < norm * response.value:
+            theorem = "ellipsoid of d^T (I - W) d <= d^T U e; |U|/m would be "
+            theorem += f"{norm / self.margin:.4g}"
+            return Bound(type(self).__name__, found.state(), theorem)
+        return Chain((self.inputs, response))
+
+    def row_lipschitz(self, rows: Tensor) -> Tensor | None:
+        """Return the bounds of `Ellipsoid`, with weights that make them small."""
+        matrix = self._dense_inputs()
+        if matrix is None:
+            return None
+        found = Ellipsoid.make(*matrix, find_weights(*matrix, rows)) or Ellipsoid.make(*matrix)
+        return None if found is None else found.rows(rows)
+
+    def _dense_inputs(self) -> tuple[Tensor, Tensor] | None:
+        """`I - W` and `U` as matrices in float64, where both are matrices."""
+        gap = self.operator.gap_matrix()
+        if gap is None or type(self.inputs) is not nn.Linear:
+            return None
+        return gap, self.inputs.weight.detach().double()
+
+    @torch.no_grad()
+    def error_factor(self) -> float:
+        """Return `1/(1 - L)` of the splitting, whose read-out is nonexpansive."""
+        factor = round_up(self.factor_bound())
+        return round_up(1 / (1 - factor)) if factor < 1 else math.inf
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:
@@ -154,6 +190,18 @@ class ForwardBackwardCell(MonotoneCell):
         doubled = tuple(weight.double() for weight in self.operator.weights())
         direct = float(self.operator.bound(self.operator.combined(doubled, 1 - a, a)))
         return min(factor * (1 + 1e-12), direct)
+
+    @torch.no_grad()
+    def error_factor(self) -> float:
+        """Return the less of `1/(1 - L)` and `1 + |I - a (I - W)|/(a m)`.
+
+        Let `r = f(z) - z` and `q = f(z) - z*`. Monotonicity of `dphi` at `f(z)` and `z*` is
+        `a <q, (I - W) q> <= -<q, (I - a (I - W)) r>`, so that `a m |q| <= |I - a (I - W)| |r|`.
+        """
+        a = self.effective_step_size()
+        doubled = tuple(weight.double() for weight in self.operator.weights())
+        direct = float(self.operator.bound(self.operator.combined(doubled, 1 - a, a)))
+        return min(super().error_factor(), round_up(1 + direct / (a * self.margin)))
 
     def inject(self, x: Tensor) -> Any:
         weights = self._weights(x)

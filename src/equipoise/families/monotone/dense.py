@@ -78,6 +78,11 @@ class MonotoneMatrix(MonotoneOperator):
     def reflect_with(self, factors: OperatorWeights, b: Tensor, r: Tensor) -> Tensor:
         return torch.addmm(r, b, factors[0].T, beta=-1, alpha=2)
 
+    @torch.no_grad()
+    def gap_matrix(self) -> Tensor:
+        (W,) = self.weights()
+        return torch.eye(len(W), dtype=torch.float64, device=W.device) - W.double()
+
     def state_shape(self, x: Tensor, *, enlarged: bool) -> tuple[int, ...]:
         return (len(self.A),)
 

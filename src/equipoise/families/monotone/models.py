@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from equipoise.core.validate import require_count
+from equipoise.core.validate import SettingError, require_count
 from equipoise.families.monotone.cell import Splitting, StepSize
 from equipoise.families.monotone.layer import (
     ActivationLike,
@@ -15,6 +15,7 @@ from equipoise.families.monotone.layer import (
     MonotoneDense,
     MonotoneMultiTier,
 )
+from equipoise.families.monotone.released import read_released
 from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
 from equipoise.models.image_network import ImageNetwork
@@ -72,16 +73,27 @@ def digits(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> Imag
 
 
 @register_model("monotone-mnist")
-def mnist(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+def mnist(
+    *, num_classes: int = 10, weights: str = "", **options: Unpack[MonotoneOptions]
+) -> ImageNetwork:
     """MNIST, a dense monotone network of 87 units (Winston & Kolter, 2020, Table 1).
 
     There are 84,313 parameters, as published.
 
     Args:
         num_classes: Number of classes.
+        weights: A file with the tensors of a released model, such as `mnist_fc_model_trained.pt`;
+            give the margin that it was trained with. Empty draws new ones.
         **options: See `MonotoneOptions`.
     """
-    return _flat((1, 28, 28), 87, num_classes, options)
+    if not weights:
+        return _flat((1, 28, 28), 87, num_classes, options)
+    model = read_released(weights, **solved_to(ACCURACY, options))
+    classes = len(model.head.weight)  # type: ignore[arg-type]
+    if classes != num_classes:
+        rule = f"hold a head for {num_classes} classes"
+        raise SettingError("monotone.weights", rule, weights, got=f"one for {classes}")
+    return model
 
 
 @register_model("monotone-table")

@@ -197,6 +197,10 @@ class MonotoneOperator(nn.Module, ABC):
         """Return an enlarged state with zeros outside of the state."""
         return z
 
+    def gap_matrix(self) -> Tensor | None:
+        """Return `I - W` as a matrix in float64, where states are vectors and it is one anyway."""
+        return None
+
     @property
     def enlarges(self) -> bool:
         """Whether enlarged states differ from states."""

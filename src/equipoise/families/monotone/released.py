@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Mapping, Sequence
-from typing import Unpack
+from pathlib import Path
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.errors import SourceError
 from equipoise.core.validate import SettingError, require_type
 from equipoise.families.monotone.layer import MonotoneDense
 from equipoise.layers.options import SolveOptions
 from equipoise.models.image_network import ImageNetwork
 
-__all__ = ["from_released"]
+__all__ = ["from_released", "read_released"]
 
 NAMES = {
     "mon.linear_module.U.weight": "equilibrium.cell.inputs.weight",
@@ -87,3 +90,24 @@ def from_released(
     with torch.no_grad():
         model.to(found["head.weight"].dtype).load_state_dict(found)
     return model
+
+
+def read_released(path: str, *, margin: float = 1.0, **options: Any) -> ImageNetwork:
+    """Return the network whose tensors are in a file that `torch.save` wrote.
+
+    Args:
+        path: The file; nothing in it but tensors is read.
+        margin: As of `from_released`.
+        **options: The layer's other options.
+    """
+    if not Path(path).is_file():
+        raise SourceError(path, "must be a file with released weights; there is none.")
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]
+        raise SourceError(path, f"must hold tensors as torch.save writes them: {reason}") from error
+    try:
+        return from_released(tensors, margin=margin, **options)
+    except SettingError as error:
+        raise SourceError(path, error) from error

@@ -9,6 +9,7 @@ from torch import nn
 
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement
+from equipoise.layers.lipschitz import reciprocal_up, round_up
 from equipoise.layers.problem import Problem
 from equipoise.operators import convolution_bound, dense_norm
 from equipoise.prox.activation import Activation
@@ -59,6 +60,7 @@ def certify_monotone(
         basis: What the step is.
     """
     norm = input_bound(inputs)
+    response = reciprocal_up(margin)
     statements = [
         Statement(
             "I - W is strongly monotone, so that there is one equilibrium for every input",
@@ -71,7 +73,7 @@ def certify_monotone(
         Statement(
             "the equilibrium is Lipschitz continuous in U x + b with the constant 1/m",
             holds=True,
-            number=1 / margin,
+            number=response,
             theorem="Pabbaraju, Winston & Kolter, 2021, Theorem 1",
         ),
     ]
@@ -80,7 +82,7 @@ def certify_monotone(
             Statement(
                 "the equilibrium is Lipschitz continuous in x with the constant |U|/m",
                 holds=True,
-                number=norm / margin,
+                number=round_up(norm * response),
                 theorem="Pabbaraju, Winston & Kolter, 2021, Theorem 1",
             )
         )

@@ -32,6 +32,7 @@ from equipoise.families.monotone.tier_maps import (
     shrink,
     woodbury,
 )
+from equipoise.layers.lipschitz import Bound
 from equipoise.operators import convolution_bound, dense_norm
 from equipoise.operators.operator import OperatorWeights
 
@@ -309,6 +310,11 @@ class TierInput(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Return the vector."""
         return F.pad(super().forward(x).flatten(1), (0, self.rest))
+
+    @torch.no_grad()
+    def output_lipschitz(self) -> Bound:
+        """Return the norm of the convolution."""
+        return Bound("U", float(convolution_bound(self.weight.double())), "convolution_bound")
 
 
 def _kernel(into: int, out: int) -> Tensor:

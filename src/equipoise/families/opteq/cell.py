@@ -29,6 +29,7 @@ from equipoise.families.opteq.objective import state_problem
 from equipoise.families.opteq.potential import Potential
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement, averaged
+from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, round_up
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation
@@ -146,6 +147,20 @@ class OptEqCell(Cell):
     @torch.no_grad()
     def certificate(self) -> Certificate:
         """Return `prod_l (alpha_l L_s |W_l|^2/mu + 1 - alpha_l)` with all that it is made of."""
+        factors = self._factors()
+        infinite = any(factor.value == math.inf for factor in factors)  # 0 times it is NaN
+        bound = math.inf if infinite else round_up(math.prod(factor.value for factor in factors))
+        return Certificate(
+            (Link(type(self).__name__, bound),),
+            factors,
+            self._frame_statements(),
+            remedy="Call project_norms after each optimiser step."
+            if self.projects
+            else "Use norm='scale', or norm='project' with project_norms.",
+        )
+
+    def _factors(self) -> tuple[Factor, ...]:
+        """A Lipschitz constant of each layer in the state, with the norm that it comes from."""
         factors = []
         for layer, (operator, weights, activation, alpha) in enumerate(
             zip(
@@ -159,17 +174,29 @@ class OptEqCell(Cell):
         ):
             norm = float(operator.bound(tuple(weight.double() for weight in weights)))
             smoothness = activation.slopes[1] * norm * norm / self.mu  # may be infinite
-            factors.append(Factor(f"layer {layer}", averaged(smoothness, float(alpha)), norm))
-        infinite = any(factor.value == math.inf for factor in factors)  # 0 times it is NaN
-        bound = math.inf if infinite else math.prod(factor.value for factor in factors)
-        return Certificate(
-            (Link(type(self).__name__, bound),),
-            tuple(factors),
-            self._frame_statements(),
-            remedy="Call project_norms after each optimiser step."
-            if self.projects
-            else "Use norm='scale', or norm='project' with project_norms.",
-        )
+            value = round_up(averaged(smoothness, float(alpha)))
+            factors.append(Factor(f"layer {layer}", value, norm))
+        return tuple(factors)
+
+    @torch.no_grad()
+    def input_lipschitz(self) -> Part:
+        """Return `sum_l (alpha_l L_s |W_l|/mu) |U_l| prod_(k > l) q_k`, `q_k` layer `k`'s factor.
+
+        The input moves layer `l` by `(alpha_l/mu) |W_l| L_s |U_l|`, and what it moved the layers
+        after it multiply by their Lipschitz constants.
+        """
+        factors, later, parts = self._factors(), 1.0, list[Part]()
+        for layer in reversed(range(len(factors))):
+            slope, alpha = self.activations[layer].slopes[1], float(self.alpha[layer])
+            own = alpha * slope * factors[layer].norm / self.mu
+            moved = Bound(
+                f"{factors[layer].name}: alpha L_s |W|/mu, and layers after it",
+                round_up(own * later) if own and later else 0.0,
+                "proven norms",
+            )
+            parts.insert(0, Chain((self.inputs[layer], moved)))
+            later = later * factors[layer].value if later else 0.0
+        return parts[0] if len(parts) == 1 else Sum(tuple(parts), "layers")
 
     def _frame_statements(self) -> tuple[Statement, ...]:
         """What is proved of the smallest singular values, where they are kept up."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from equipoise.core.validate import require_between, require_count, require_flag
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
+from equipoise.layers.lipschitz import Bound, Part, round_up
 from equipoise.operators import dense_norm
 from equipoise.solvers.problem import Linearization
 
@@ -95,6 +96,12 @@ class ReluImplicitCell(Cell):
             ),
             remedy="Lower gamma, or set project=True.",
         )
+
+    @torch.no_grad()
+    def input_lipschitz(self) -> Part:
+        """Return `|V|/sqrt(m)`, how far `phi` moves."""
+        norm = float(dense_norm(self.V.double())) / math.sqrt(self.width)
+        return Bound("V", round_up(norm), "|V|/sqrt(m)")
 
     @property
     def projects(self) -> bool:

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from equipoise.core.validate import SettingError, require_count, require_flag
 from equipoise.families.relu_implicit.cell import ReluImplicitCell
 from equipoise.layers.equilibrium import Equilibrium
+from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, unknown
 from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
 from equipoise.models.model import Model
+from equipoise.operators import dense_norm
 
 __all__ = ["ReluImplicitNetwork", "ReluImplicitOptions"]
 
@@ -95,6 +97,18 @@ class ReluImplicitNetwork(Model):
         phi = self.cell.inject(x)
         z: Tensor = self.equilibrium(x, context=phi)
         return z @ self.u.T + phi @ self.v.T
+
+    @torch.no_grad()
+    def output_lipschitz(self) -> Part:
+        """Return how far predictions move with the samples, unless they are divided by lengths."""
+        if self.unit_norm:
+            return unknown("unit_norm", "dividing a sample by its length moves short ones far")
+        u, v = (
+            Bound(name, float(dense_norm(weight.double())), "spectral norm")
+            for name, weight in (("u", self.u), ("v", self.v))
+        )
+        direct = Chain((self.cell.input_lipschitz(), v))
+        return Sum((Chain((self.equilibrium, u)), direct), "u z + v phi")
 
 
 class ReluImplicitOptions(SolveOptions, total=False):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 __all__ = [
     "PerronBound",
+    "bound_response",
     "is_below",
     "largest_response",
     "perron_bound",
@@ -92,6 +93,29 @@ def largest_response(A: Tensor, B: Tensor, bound: float, v: Tensor) -> float:
     rounding = unit * (u.abs() + M @ u.abs() + w)
     missing = float(((w - u + M @ u + rounding) / ((1 - bound) * v)).max())
     return float((u + max(missing, 0.0) * v).max()) * (1 + unit)
+
+
+def bound_response(A: Tensor, B: Tensor, bound: float, v: Tensor) -> Tensor:
+    """Return a matrix that is nowhere below `(I - |A|)^-1 |B|`, given `r < 1`.
+
+    As `largest_response`, column by column: `(I - |A|) X >= |B|` makes `X` such a matrix. It bounds
+    how far entries of the equilibrium move with those of the input, and its norm how far all do.
+
+    Args:
+        A: A matrix, shape (n, n).
+        B: A matrix, shape (n, m).
+        bound: `r`, below 1.
+        v: A positive vector with `|A| v <= r v`.
+    """
+    M, w = A.detach().double().abs(), B.detach().double().abs()
+    unit = (len(M) + 8) * torch.finfo(torch.float64).eps
+    eye = torch.diag(torch.ones_like(M[:, 0]))
+    X, failed = torch.linalg.solve_ex(eye - M, w)
+    X = torch.zeros_like(w) if bool(failed) or not bool(X.isfinite().all()) else X.clamp_min(0)
+    rounding = unit * (X + M @ X + w)
+    missing = ((w - X + M @ X + rounding) / ((1 - bound) * v[:, None])).amax(dim=0).clamp_min(0)
+    raised: Tensor = (X + v[:, None] * missing) * (1 + unit)
+    return raised
 
 
 def is_below(A: Tensor, level: float) -> bool:

@@ -15,6 +15,7 @@ from equipoise.core.tree import Shared
 from equipoise.core.validate import SettingError, require_between, require_count
 from equipoise.families.well_posed.bound import (
     PerronBound,
+    bound_response,
     is_below,
     largest_response,
     perron_bound,
@@ -23,6 +24,7 @@ from equipoise.families.well_posed.bound import (
 )
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement
+from equipoise.layers.lipschitz import Bound, Part, round_up, unknown
 from equipoise.operators import dense_norm
 from equipoise.operators.operator import is_recorded
 from equipoise.prox.activation import Activation, ReLU
@@ -168,6 +170,47 @@ class WellPosedCell(Cell):
             further=tuple(statements),
             remedy="Use norm='scale' or norm='project'.",
         )
+
+    @torch.no_grad()
+    def output_lipschitz(self) -> Part:
+        """Return the less of `|(I - |A|)^-1 |B||` and `|B|/(1 - |A|_2)`."""
+        name = type(self).__name__
+        inside = self._response(self.inputs.weight)
+        if inside is None:
+            return unknown(name, "the Perron-Frobenius eigenvalue of |A| is not proved below 1")
+        by_entries = float(dense_norm(inside))
+        euclidean = round_up(float(dense_norm(self.matrix().double())))
+        direct = math.inf
+        if euclidean < 1:
+            norm = float(dense_norm(self.inputs.weight.double()))
+            direct = round_up(norm / (1 - euclidean))
+        return Bound(
+            name,
+            min(by_entries, direct),
+            "|z - z'| <= (I - |A|)^-1 |B| |x - x'| entry by entry"
+            if by_entries <= direct
+            else "|B|/(1 - |A|) in Euclidean norms",
+        )
+
+    @torch.no_grad()
+    def row_lipschitz(self, rows: Tensor) -> Tensor | None:
+        """Return `|c|^T (I - |A|)^-1 |B|` for each row `c`, in length."""
+        inside = self._response(self.inputs.weight)
+        if inside is None:
+            return None
+        found: Tensor = torch.linalg.vector_norm(rows.abs() @ inside, dim=1)
+        return found * (1 + 1e-9)
+
+    @torch.no_grad()
+    def error_factor(self) -> float:
+        """Return `|(I - |A|)^-1|`, since `|z - z*| <= (I - |A|)^-1 |f(z) - z|` entry by entry."""
+        inside = self._response(torch.eye(len(self.A), dtype=torch.float64, device=self.A.device))
+        return math.inf if inside is None else float(dense_norm(inside))
+
+    def _response(self, B: Tensor) -> Tensor | None:
+        """A matrix above `(I - |A|)^-1 |B|`, if the condition is proved."""
+        bound, v = self.bound()
+        return bound_response(self.matrix(), B, bound, v) if bound < 1 else None
 
     @torch.no_grad()
     def norms(self) -> dict[str, float]:

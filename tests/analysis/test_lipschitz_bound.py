@@ -1,0 +1,178 @@
+"""Lipschitz constants of whole networks, against autograd, exact operators and sampled pairs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from equipoise import Cell, Equilibrium, ImageNetwork, OptEq, Skip, create_model
+from equipoise.analysis import lipschitz_bound
+from equipoise.analysis.torch_bounds import _SLOPES, bound_torch_module
+from equipoise.core.tree import Structure
+from equipoise.families.lipschitz import LipschitzBounded
+from equipoise.families.monotone import MonotoneDense
+from equipoise.families.well_posed import WellPosed
+from equipoise.layers import Bound, Regularized
+from equipoise.models import TableNetwork
+from equipoise.models.extractor import BasicBlock
+
+TIGHT = {"tolerance": 1e-12, "max_steps": 5000}
+
+
+def exact_norm(module: nn.Module, shape: tuple[int, ...]) -> float:
+    """The norm of an affine module, from its matrix."""
+    zero = torch.zeros(1, *shape, dtype=torch.float64)
+    matrix = torch.func.jacrev(lambda x: module(x).flatten())(zero).flatten(1)
+    return float(torch.linalg.matrix_norm(matrix.detach(), 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "slack"),
+    [
+        (nn.Linear(5, 7), (5,), 1e-9),
+        (nn.Conv2d(2, 3, 3, padding=1), (2, 7, 7), 0.2),
+        (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 8, 8), 0.2),
+        (nn.Conv2d(1, 4, 5, stride=3), (1, 14, 14), 0.2),
+        (nn.Conv2d(4, 4, 3, padding=1, groups=2, dilation=2), (4, 9, 9), 0.4),
+        (nn.Conv1d(2, 3, 3, stride=2), (2, 15), 0.2),
+        (nn.AvgPool2d(3), (1, 9, 9), 1e-9),
+        (nn.AvgPool2d(3, stride=2, padding=1), (1, 9, 9), 1.0),
+        (nn.AdaptiveAvgPool2d(3), (1, 8, 7), 1e-9),
+        (nn.AdaptiveAvgPool2d(5), (1, 3, 3), 1e-9),
+    ],
+)
+def test_torch_module_is_bounded_by_its_norm_from_above(module, shape, slack):
+    torch.manual_seed(0)
+    module = module.double()
+    bound = bound_torch_module(module, "it", lambda: (1, *shape)).value
+    exact = exact_norm(module, shape)
+    assert exact <= bound <= exact * (1 + slack)
+
+
+@pytest.mark.parametrize("kind", sorted(_SLOPES, key=lambda kind: kind.__name__))
+def test_slope_of_an_activation_is_not_exceeded(kind):
+    if any(part in kind.__name__ for part in ("Pad", "latten", "Dropout")):
+        pytest.skip("moves numbers about")
+    module = kind().eval()
+    x = torch.linspace(-8, 8, 40001, dtype=torch.float64)[:, None]
+    y = module.double()(x)
+    steepest = float(((y[1:] - y[:-1]) / (x[1:] - x[:-1])).abs().max().detach())
+    bound = bound_torch_module(module, "it", lambda: None).value
+    assert steepest <= bound * (1 + 1e-9) <= steepest * 1.001 + 1e-9
+
+
+def test_normalisation_is_folded_and_pooling_counts_overlaps():
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()).double()
+    block[1].running_var.copy_(torch.tensor([0.01, 1.0, 4.0, 0.5]))
+    block.eval()
+    found = lipschitz_bound(block)
+    assert [part.name for part in found.parts] == ["0", "2"]
+    exact = exact_norm(block[:2], (2, 6, 6))
+    assert exact <= found.value <= 1.2 * exact
+    assert lipschitz_bound(nn.MaxPool2d(3, stride=2)).value == pytest.approx(2.0)
+    unfolded = lipschitz_bound(nn.BatchNorm2d(3, track_running_stats=False))
+    assert "normalises by the batch" in unfolded.unknown[0].theorem
+
+
+LAYERS = {
+    "opteq": lambda: OptEq(4, 6, [5, 7], **TIGHT),
+    "monotone": lambda: MonotoneDense(4, 6, 0.5, **TIGHT),
+    "forward-backward": lambda: MonotoneDense(
+        4, 6, 0.5, splitting="forward-backward", solver="fixed_point", **TIGHT
+    ),
+    "lipschitz": lambda: LipschitzBounded(4, 6, 6, 0.7, **TIGHT),
+    "well-posed": lambda: WellPosed(4, 6, 0.9, "perron-frobenius", norm="project", **TIGHT),
+    "skip": lambda: Equilibrium(Skip(OptEq(4, 6, 5).cell, 0.5), **TIGHT),
+    "regularized": lambda: Equilibrium(Regularized(OptEq(4, 6, 5).cell, "l1", 0.1), **TIGHT),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_network_moves_no_further_than_its_bound(name):
+    torch.manual_seed(1)
+    layer = LAYERS[name]()
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.mul_(2.0)  # away from small first weights
+    if layer.cell.projects:
+        layer.cell.project_()
+    model = TableNetwork(layer, nn.Linear(6, 3), (4,)).double().eval()
+    found = lipschitz_bound(model)
+    assert found.value < math.inf
+    assert found.pairs is not None
+    x = (2 * torch.randn(200, 4, dtype=torch.float64)).requires_grad_()
+    y = model(x)
+    rows = [torch.autograd.grad(y[:, k].sum(), x, retain_graph=True)[0] for k in range(3)]
+    jacobians, x = torch.stack(rows, dim=1), x.detach()
+    steepest = float(torch.linalg.matrix_norm(jacobians, 2).max())
+    assert 0.02 * found.value < steepest <= found.value
+    pairs = torch.linalg.vector_norm(jacobians[:, :, None] - jacobians[:, None], dim=3).amax(dim=0)
+    assert (pairs <= found.pairs).all()
+    # The error of an approximate equilibrium is at most what its residual allows.
+    exact = layer(x).detach()
+    cell, factor = layer.cell, layer.cell.error_factor()
+    structure = Structure(cell.inject(x), "inject")
+    context = structure.rebuild(structure.leaves)
+    z = layer.last.value + 0.1 * torch.randn_like(layer.last.value)
+    residual = (cell.step(z, context) - z).norm(dim=1)
+    assert ((cell.readout(z, context) - exact).norm(dim=1) <= factor * residual).all()
+
+
+def test_monotone_rows_are_sharper_than_the_published_bound():
+    torch.manual_seed(0)
+    model = create_model("monotone-digits").double()
+    layer, W = model.equilibrium, model.head.weight.detach()
+    found = lipschitz_bound(model)
+    norm = float(torch.linalg.matrix_norm(layer.cell.inputs.weight.detach(), 2))
+    published = torch.linalg.vector_norm(W[:, None] - W, dim=2) * norm / layer.margin
+    upper = torch.triu_indices(10, 10, 1)
+    assert (found.pairs[upper[0], upper[1]] < published[upper[0], upper[1]]).all()
+
+
+def test_unknown_parts_are_named():
+    found = lipschitz_bound(create_model("residual-deq-mnist"))
+    assert found.value == math.inf
+    assert [part.name for part in found.unknown] == ["equilibrium"]
+    assert found.pairs is None
+    found = lipschitz_bound(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)))
+    assert "LayerNorm" in found.unknown[0].theorem
+    assert lipschitz_bound(BasicBlock(2, 2).eval()).value > 1
+
+
+class Changed(ImageNetwork):
+    def forward(self, x: Tensor) -> Tensor:
+        return 10 * super().forward(x)
+
+
+def test_network_that_computes_something_else_inherits_no_bound():
+    model = create_model("opteq-digits")
+    changed = Changed(model.extractor, model.equilibrium, model.head, (1, 8, 8))
+    assert "Changed has a forward of its own" in lipschitz_bound(changed).unknown[0].theorem
+
+
+class Own(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs = nn.Linear(3, 3)
+
+    def inject(self, x: Tensor) -> Tensor:
+        return self.inputs(x)
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return 0.5 * torch.tanh(z) + context
+
+    def lipschitz(self) -> float:
+        return 0.5
+
+    def input_lipschitz(self) -> Bound:
+        return self.inputs
+
+
+def test_cell_of_ones_own_is_bounded_by_what_it_declares():
+    cell = Own()
+    norm = float(torch.linalg.matrix_norm(cell.inputs.weight.detach().double(), 2))
+    assert lipschitz_bound(Equilibrium(cell)).value == pytest.approx(2 * norm)
