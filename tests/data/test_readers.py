@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 
 from equipoise.core import SettingError
 from equipoise.data import DATASETS, DataError, Dataset, list_data, load_data
-from equipoise.data.encoding import TableWarning
+from equipoise.data.errors import TableWarning
 from equipoise.data.image import find_other_size, read_image
 from equipoise.data.svhn import read_mat
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,11 @@ import torch
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from equipoise.cli import main
-from equipoise.data import DataError, load_data
-from equipoise.data.encoding import TableWarning
+from equipoise.data import DATASETS, DataError, load_data
+from equipoise.data.errors import TableWarning
+from equipoise.engine.inputs import read_inputs
 from equipoise.runs import open_run
-from equipoise.runs.samples import load_samples
+from equipoise.runs.samples import load_part, load_samples
 from equipoise.runs.sections import DataConfig
 
 BASE = 1_700_000_000  # of which float32 keeps multiples of 128
@@ -140,6 +142,41 @@ def test_missing_cells_are_filled_by_statistics_of_training_rows(
         found = load_samples(DataConfig("csv", str(tmp_path), impute=impute))
     assert found.train.x.tolist()[3:] == [[5, 0, 1], [size, 0, 1]]
     assert found.test.x.tolist() == [[size, 1, 0], [100, 0, 1]]
+
+
+def test_category_that_says_that_nothing_is_known_is_missing(tmp_path: Path) -> None:
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    train = "red,NA,0\nred,eu,1\nblue,eu,0\nNA,NA,1\nred,eu,1\n"
+    (data / "train.csv").write_text("colour,region,y\n" + train)
+    (data / "test.csv").write_text("colour,region,y\nnull,NA,0\n?,eu,1\nblue,eu,0\n")
+    config = DataConfig("csv", str(data), options={"categories": ("region",)})
+    with pytest.raises(DataError, match=r"train.csv: row 5, column 'colour' is missing; data.imp"):
+        load_samples(config)
+    # North America is a region, since the column is named as one of categories.
+    words = ['data.options={categories=["region"]}', "data.impute=mean", "train.epochs=1"]
+    where = ["--data-root", str(data), "--output", str(run), "--quiet"]
+    model = ["model.name=opteq-table", "data.name=csv", "train.batch=5"]
+    assert main(["train", "digits", *model, *words, *where]) == 0
+    opened = open_run(run)
+    expected = [[0, 1, 1, 0], [0, 1, 0, 1], [1, 0, 0, 1]]
+    assert opened.about.encoding.columns[0].categories == ("blue", "red")
+    assert opened.about.encoding.columns[1].categories == ("NA", "eu")
+    samples = load_samples(opened.config.data)
+    assert samples.train.x.tolist()[3] == [0, 1, 1, 0]
+    assert samples.test.x.tolist() == expected
+    # The run alone knows it too, where a file is read to predict or without that of training.
+    new = read_inputs(
+        [data / "test.csv"],
+        shape=(4,),
+        columns=opened.about.columns,
+        encoding=opened.about.encoding,
+    )
+    assert [sample.tolist() for _, sample in new] == expected
+    (data / "train.csv").unlink()
+    kept = opened.config.data.options | DATASETS["csv"].as_trained(opened.about)
+    part = replace(opened.config.data, options=kept)
+    assert load_part(part, "test", opened.about.encoding).x.tolist() == expected
 
 
 def test_missing_numbers_of_arrays_are_refused_or_filled(tmp_path: Path) -> None:

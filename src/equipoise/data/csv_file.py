@@ -15,24 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.bounded_io import data_errors_of, read_file
-from equipoise.data.encoding import RawTable, TableWarning
-from equipoise.data.errors import DataError
-from equipoise.data.label_names import parse_number
+from equipoise.data.cell_text import is_missing, parse_number
+from equipoise.data.encoding import RawTable
+from equipoise.data.errors import DataError, TableWarning
 
-__all__ = ["MAX_FLOAT", "CsvFile", "has_titles", "is_missing", "open_csv"]
+__all__ = ["MAX_FLOAT", "CsvFile", "has_titles", "open_csv"]
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
 MAX_CATEGORIES = 100  # of a column that nobody says holds categories
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
-MISSING = {"", "na", "n/a", "#n/a", "nan", "null", "none", "<na>", "?"}
 INDEX = re.compile(r"|index|id|row|unnamed: ?\d+", re.IGNORECASE)
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
 LIKE_NUMBER = re.compile(r"[-+$€£]?\s*\d[\d.,_' ]*\s*[%€$£]?")  # 1,5 and 1_000 and 12 %
-
-
-def is_missing(cell: str) -> bool:
-    """Return whether a cell is empty or says that nothing is known: NA, NaN, null, None, ?."""
-    return cell.strip().lower() in MISSING
 
 
 @dataclass(frozen=True)
@@ -70,20 +64,25 @@ class CsvFile:
         return [row[column].strip() for _, row in self.rows]
 
     def read_raw(
-        self, columns: Sequence[int], categories: Collection[int] = ()
+        self,
+        columns: Sequence[int],
+        categories: Collection[int] = (),
+        given: Collection[int] = (),
     ) -> tuple[NDArray[np.float64], RawTable]:
         """Return columns as numbers and numbers of categories, NaN if missing, (rows, columns).
 
         Args:
             columns: Their positions.
             categories: The positions of those that hold categories.
+            given: Those of which somebody says so: any text in them is a category.
         """
         values = np.empty((len(self.rows), len(columns)))
         levels: list[tuple[str, ...]] = []
         for i, column in enumerate(columns):
             if column in categories:
                 texts = self.texts(column)
-                names = sorted({text for text in texts if text})
+                unknown = {text for text in texts if column not in given and is_missing(text)}
+                names = sorted({*texts} - unknown - {""})
                 numbers = {name: float(number) for number, name in enumerate(names)}
                 values[:, i] = [numbers.get(text, np.nan) for text in texts]
                 levels.append(tuple(names))

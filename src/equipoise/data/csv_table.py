@@ -12,11 +12,12 @@ from torch import Tensor
 
 from equipoise.core import SettingError, require_flag
 from equipoise.data.bounded_io import find_file
+from equipoise.data.cell_text import parse_number
 from equipoise.data.csv_file import SEPARATORS, CsvFile, open_csv
 from equipoise.data.dataset import Dataset, Task
 from equipoise.data.encoding import CategoryColumn
 from equipoise.data.errors import DataError
-from equipoise.data.label_names import label_name, list_label_names, parse_number
+from equipoise.data.label_names import label_name, list_label_names
 from equipoise.data.reader import DATASETS
 from equipoise.data.table import TableReader
 
@@ -118,7 +119,7 @@ class CSV(TableReader):
         wanted, kept = self._find_columns(file, learnt)
         if not kept:
             raise DataError(path, "must have a column of features beside what is to be predicted")
-        values, raw = file.read_raw(kept, self._find_categories(kept, learnt))
+        values, raw = file.read_raw(kept, *self._find_categories(kept, learnt))
         columns = tuple(file.titles[i] for i in kept) if file.named else ()
         x = torch.from_numpy(values)
         if self.targets:
@@ -171,15 +172,19 @@ class CSV(TableReader):
     def _find_label(self, file: CsvFile) -> int:
         return len(file.titles) - 1 if self.label is None else file.find(self.label)
 
-    def _find_categories(self, kept: list[int], learnt: CsvFile) -> set[int]:
-        """Which of the columns that are kept hold categories in the training file."""
+    def _find_categories(self, kept: list[int], learnt: CsvFile) -> tuple[set[int], set[int]]:
+        """Which of the columns that are kept hold categories, and which since the options say so.
+
+        That is told by the training file.
+        """
         _, features = self._find_columns(learnt, learnt)
         given = {learnt.find(name) for name in self.categories}
         strange = [learnt.titles[i] for i in given if i not in features]
         if strange:
             raise SettingError("CSV.categories", "name columns of features", strange[0])
         found = learnt.find_categories(features, given)
-        return {own for own, i in zip(kept, features, strict=True) if i in found}
+        pairs = list(zip(kept, features, strict=True))
+        return {own for own, i in pairs if i in found}, {own for own, i in pairs if i in given}
 
     def _number(
         self, file: CsvFile, column: int, learnt: CsvFile

@@ -12,7 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.data.errors import DataError
+from equipoise.data.cell_text import is_missing
+from equipoise.data.errors import DataError, TableWarning
+from equipoise.data.rounding import warn_of_lost_digits
 
 __all__ = [
     "CategoryColumn",
@@ -20,19 +22,11 @@ __all__ = [
     "Impute",
     "NumberColumn",
     "RawTable",
-    "TableWarning",
-    "find_lost_digits",
     "find_scale",
     "fit_encoding",
-    "warn_of_lost_digits",
 ]
 
 Impute = Literal["none", "mean", "median"]
-MAX_LOST = 1e-3  # of a column's standard deviation, by rounding to float32
-
-
-class TableWarning(UserWarning):
-    """A table is read in a way that may not be meant."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +112,8 @@ class NumberColumn:
 class CategoryColumn:
     """A column of categories, of which each becomes a number that is 1 in its rows and else 0.
 
+    `NA`, `?` and the like are missing, unless one of them is a category of the training rows.
+
     Args:
         categories: Those of the training rows, in the order of the alphabet.
         fill: The one that stands for a missing or another one; `None` refuses it.
@@ -133,7 +129,10 @@ class CategoryColumn:
 
     def encode(self, values: NDArray[np.float64], raw: RawTable, at: int) -> NDArray[np.float64]:
         """Return what a column becomes, (rows, width); as of `NumberColumn.encode`."""
-        missing, levels = np.isnan(values), raw.levels[at]
+        levels = raw.levels[at]
+        known = {name: i for i, name in enumerate(self.categories)}
+        unknown = [i for i, name in enumerate(levels) if name not in known and is_missing(name)]
+        missing = np.isnan(values) | np.isin(values, unknown)
         if not levels and not missing.all():
             row = int(np.argmin(missing))
             raise raw.error(
@@ -141,7 +140,6 @@ class CategoryColumn:
             )
         if missing.any() and self.fill is None:
             raise _missing(raw, int(np.argmax(missing)), at)
-        known = {name: i for i, name in enumerate(self.categories)}
         place = np.array([known.get(level, -1) for level in levels] + [-1])
         codes = place[np.where(missing, len(levels), values).astype(np.int64)]
         unseen = (codes < 0) & ~missing
@@ -334,45 +332,3 @@ def find_scale(values: NDArray[np.float64]) -> tuple[float, float]:
         return mean, 0.0
     # Scaled, so that squares of tiny numbers are not 0.
     return mean, spread * math.sqrt(math.fsum(((deviation / spread) ** 2).tolist()) / len(values))
-
-
-def warn_of_lost_digits(path: Path, values: NDArray[Any], titles: Sequence[str]) -> None:
-    """Warn if rounding to float32 takes away much of what varies in a column.
-
-    A column of seconds since 1970 is rounded to multiples of 128, say.
-
-    Args:
-        path: The file.
-        values: Its numbers, (rows, columns).
-        titles: Names of the columns.
-    """
-    lost = find_lost_digits(values)
-    if lost:
-        column, (deviation, error) = next(iter(lost.items()))
-        others = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
-        warnings.warn(
-            f"{path}: column {titles[column]!r}{others} varies by {deviation:.3g} and is "
-            f"rounded by up to {error:.3g} in float32; data.standardize = true keeps its digits",
-            TableWarning,
-            stacklevel=5,
-        )
-
-
-def find_lost_digits(values: NDArray[Any]) -> dict[int, tuple[float, float]]:
-    """Return columns of which float32 loses much, with their deviations and rounding errors.
-
-    Args:
-        values: Numbers, (rows, columns), NaN if missing.
-    """
-    lost = {}
-    for i in range(values.shape[1]) if values.dtype == np.float64 else ():
-        column = values[:, i][~np.isnan(values[:, i])]
-        if not len(column) or column.min() == column.max():
-            continue
-        error = float(np.abs(column - column.astype(np.float32)).max())
-        size = float(np.abs(column).max())
-        # Scaled, so that squares of large numbers stay finite.
-        deviation = size * float(np.std(column / size))
-        if error > MAX_LOST * deviation:
-            lost[i] = deviation, error
-    return lost

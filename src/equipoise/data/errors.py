@@ -1,4 +1,4 @@
-"""What is wrong with a file, in one line."""
+"""What is wrong with a file, or may be, in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from equipoise.core import SourceError
 
-__all__ = ["DataError"]
+__all__ = ["DataError", "TableWarning"]
 
 MAX_REASON_LENGTH = 400  # characters of a reason, which may quote a file
 
@@ -21,3 +21,7 @@ class DataError(SourceError):
 
     def __init__(self, path: PurePath | str, reason: object) -> None:
         super().__init__(path, str(reason)[:MAX_REASON_LENGTH])
+
+
+class TableWarning(UserWarning):
+    """A table is read in a way that may not be meant."""

@@ -6,15 +6,9 @@ import math
 import re
 from collections.abc import Collection
 
-__all__ = ["label_name", "list_label_names", "parse_number"]
+from equipoise.data.cell_text import parse_number
 
-
-def parse_number(cell: str) -> float | None:
-    """Return the number in a cell, or `None` if there is none."""
-    try:
-        return None if "_" in cell else float(cell)
-    except ValueError:
-        return None
+__all__ = ["label_name", "list_label_names"]
 
 
 def list_label_names(labels: Collection[str]) -> tuple[str, ...]:

@@ -20,12 +20,11 @@ from equipoise.data.encoding import (
     Encoding,
     Impute,
     RawTable,
-    find_lost_digits,
     fit_encoding,
-    warn_of_lost_digits,
 )
 from equipoise.data.errors import DataError
 from equipoise.data.reader import Reader
+from equipoise.data.rounding import find_lost_digits, warn_of_lost_digits
 
 __all__ = [
     "MAX_FLOAT",

@@ -222,7 +222,8 @@ def _table(
     categories = {
         i for i, kind in zip(kept, kinds, strict=False) if isinstance(kind, CategoryColumn)
     }
-    values, raw = file.read_raw(kept, categories)
+    # Which texts are missing is told by the categories of training.
+    values, raw = file.read_raw(kept, categories, categories)
     if encoding is not None:
         return encoding.encode(values, raw)
     if np.isnan(values).any():
