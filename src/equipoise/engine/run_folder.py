@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.core import SettingError, SourceError
+from equipoise.core import SettingError, SourceError, remove_partials
 from equipoise.data import Dataset, fingerprint
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
 from equipoise.engine.distributed import Group
@@ -112,6 +112,21 @@ class RunFolder:
         if self.path is not None and self.group.is_main:
             write_checkpoint(self.path / "model.safetensors", weights, about)
 
+    def keep_weights(self, epoch: int, weights: Mapping[str, Tensor]) -> None:
+        """Keep a copy of the weights after an epoch, if one is due (`TrainConfig.weights_every`).
+
+        Args:
+            epoch: How many are over.
+            weights: The state of the model.
+        """
+        every = self._settings.weights_every
+        if self.path is None or not every or epoch % every or not self.group.is_main:
+            return
+        folder = self.path / "weights"
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {"epoch": epoch, "step": self.state.position.step}
+        write_checkpoint(folder / f"epoch-{epoch:06d}.safetensors", weights, state)
+
     def start_clock(self) -> None:
         """Count the time to the next checkpoint from now."""
         self._saved_at = time.monotonic()
@@ -169,6 +184,7 @@ class RunFolder:
             return
         if self.group.is_main:
             self._checkpoints.clean()
+            remove_partials(self.path / "weights")
         stored = self._checkpoints.latest()
         if stored is not None:
             try:

@@ -57,6 +57,8 @@ class TrainConfig:
         checkpoint_steps: Steps between two checkpoints; 0 goes by time only.
         checkpoint_keep: How many checkpoints are kept, the newest.
         checkpoint_best: How many are kept beside them, those with the best scores.
+        weights_every: Epochs between two copies of the weights that are kept in `weights/`, from
+            the first ones on, to look at the way of training later; 0 keeps none.
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` uses a GPU if there is one.
         threads: Threads of torch on a CPU; 0 keeps torch's own number.
@@ -79,6 +81,7 @@ class TrainConfig:
         "checkpoint_steps",
         "checkpoint_keep",
         "checkpoint_best",
+        "weights_every",
         "log_every",
         "device",
         "threads",
@@ -103,6 +106,7 @@ class TrainConfig:
     checkpoint_steps: int = 0
     checkpoint_keep: int = 2
     checkpoint_best: int = 0
+    weights_every: int = 0
     log_every: int = 10
     device: str = "auto"
     threads: int = 0
@@ -123,6 +127,7 @@ class TrainConfig:
             "checkpoint_steps",
             "checkpoint_best",
             "warm_start_memory",
+            "weights_every",
         ):
             require_whole(f"train.{name}", getattr(self, name))
         require_whole("train.seed", self.seed, MAX_SEED)

@@ -209,6 +209,8 @@ class Trainer:
             )
             if self.warm is not None:
                 self.progress.note(self.warm.describe())
+            if not position.step:
+                self.store.keep_weights(0, self.model.state_dict())
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
             while not self._is_over() and not (
@@ -364,6 +366,7 @@ class Trainer:
             self.warm.share(self.group)
         with self.average.applied() if self.average else nullcontext():
             scores = self.scorer.end_epoch(self._evaluate)
+            self.store.keep_weights(position.epoch + 1, self.model.state_dict())
             norms = operator_norms(self.model)
             activity = self._measure_parts()
         position.train = {key: line[key] for key in ("loss", *self.state.epoch.score.compute())}
