@@ -41,7 +41,10 @@ def is_elsewhere(command: str) -> bool:
 
 
 def made_small(words: list[str]) -> list[str]:
-    """A command that trains, on a few samples and for an epoch; of a grid, its first run."""
+    """A command that trains or looks, on few samples and for an epoch; of a grid, its first run."""
+    if words[0] == "look":
+        few = ["--points", "3", "--processes", "1"] if words[1] == "landscape" else []
+        return [*words, "--samples", "3", *few]
     if words[0] not in ("train", "sweep"):
         return words
     words = [re.sub(r"(=[^,]*),.*", r"\1", word) for word in words]

@@ -203,6 +203,24 @@ def draw_regularizers() -> None:
     _save(figure, "regularizers.png")
 
 
+def draw_look() -> None:
+    """The figures of `equipoise look` for a network of digits: its landscape, and its solves."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "digits"
+        for words in (
+            ["train", "digits", "--output", str(run), "train.weights_every=1", "--quiet"],
+            ["look", "landscape", str(run), "--seed", "3", "--view", "contour", "--quiet"],
+            ["look", "trajectory", str(run), "--epochs", "0,1,3,10", "--components", "ends"],
+        ):
+            subprocess.run(
+                [sys.executable, "-m", "equipoise", *words],
+                check=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        for source, name in (("landscape-contour", "landscape"), ("trajectory", "trajectory")):
+            _save(Image.open(run / "look" / f"{source}.png").convert("RGB"), f"{name}.png")
+
+
 class TanhCell(Cell):
     """`z = tanh(W z + x)` with a weight of given spectral radius."""
 
@@ -266,6 +284,7 @@ DRAWINGS: dict[str, Callable[[], None]] = {
     "contours": draw_contours,
     "samples": draw_samples,
     "regularizers": draw_regularizers,
+    "look": draw_look,
 }
 
 

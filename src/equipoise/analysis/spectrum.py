@@ -1,4 +1,4 @@
-"""The spectral radius of the Jacobian of a step, for diagnosis."""
+"""Eigenvalues of the Jacobian of a step, for diagnosis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.core.tree import Layout, Tree, row_norm
 from equipoise.core.validate import require_count, require_positive
 from equipoise.solvers.problem import linearize_by_autograd
 
-__all__ = ["SpectralRadius", "spectral_radius"]
+__all__ = ["Eigenvalues", "SpectralRadius", "jacobian_eigenvalues", "spectral_radius"]
 
 MAX_DENSE_WIDTH = 512
 """States up to this long have the Jacobian written out, of which all eigenvalues are computed."""
@@ -89,15 +89,96 @@ def spectral_radius(
     return SpectralRadius(value.to(point.dtype), error.to(point.dtype), settled)
 
 
-def _by_all_eigenvalues(jvp: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+class Eigenvalues(NamedTuple):
+    """Eigenvalues of a Jacobian for each sample.
+
+    Attributes:
+        value: Complex, shape (batch, eigenvalues); NaN where the Jacobian is not finite.
+        whole: Whether these are all of them. If not, they are Ritz values, which outline the
+            spectrum: those far out come close to eigenvalues first.
+    """
+
+    value: Tensor
+    whole: bool
+
+
+def jacobian_eigenvalues(
+    step: Callable[[Tree], Tree],
+    z: Tree,
+    *,
+    products: int = 60,
+    generator: torch.Generator | None = None,
+) -> Eigenvalues:
+    """Return eigenvalues of the Jacobian of a step for each sample.
+
+    States of up to 512 numbers have all of them computed; of longer ones the Ritz values of an
+    Arnoldi basis outline the spectrum (Saad, 2011, chapter 6).
+
+    Args:
+        step: `z -> f(z)`; for a layer, `layer.map(x)`.
+        z: Where.
+        products: Products with the Jacobian for an outline, and Ritz values in it.
+        generator: Source of randomness.
+    """
+    require_count("jacobian_eigenvalues.products", products, MAX_BASIS)
+    layout = Layout(z)
+    point = layout.pack(z, "z").detach()
+    jvp = linearize_by_autograd(
+        lambda flat: layout.pack(step(layout.unpack(flat)), "step"), point
+    ).jvp
+    if point.shape[1] <= MAX_DENSE_WIDTH:
+        return Eigenvalues(_eigenvalues(_write_out(jvp, point)), whole=True)
+    start = torch.randn(point.shape, dtype=point.dtype, device=point.device, generator=generator)
+    basis = point.new_zeros(point.shape[0], products + 1, point.shape[1])
+    hessenberg = torch.zeros(
+        point.shape[0], products + 1, products, dtype=torch.float64, device=point.device
+    )
+    basis[:, 0] = start / row_norm(start)[:, None]
+    for k in range(products):
+        _extend(jvp, basis, hessenberg, k)
+    return Eigenvalues(_ritz_values(hessenberg), whole=False)
+
+
+def _ritz_values(hessenberg: Tensor) -> Tensor:
+    """The Ritz values of each sample's basis; NaN in place of those that it ended before."""
+    batch, _, most = hessenberg.shape
+    found = torch.full((batch, most), torch.nan, dtype=torch.complex128, device=hessenberg.device)
+    for row, matrix in enumerate(hessenberg):
+        ends = torch.nonzero(matrix.diagonal(-1) == 0)
+        size = int(ends[0]) + 1 if len(ends) else most
+        found[row, :size] = _eigenvalues(matrix[None, :size, :size])[0]
+    return found
+
+
+def _write_out(jvp: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    """The Jacobian of each sample, shape (batch, width, width)."""
     columns = []
     for index in range(point.shape[1]):
         direction = torch.zeros_like(point)
         direction[:, index] = 1
         columns.append(jvp(direction))
-    jacobian = torch.stack(columns, dim=2).double()  # (batch, width, width)
-    value = _largest_modulus(jacobian)
+    return torch.stack(columns, dim=2).double()
+
+
+def _by_all_eigenvalues(jvp: Callable[[Tensor], Tensor], point: Tensor) -> tuple[Tensor, Tensor]:
+    value = _eigenvalues(_write_out(jvp, point)).abs().amax(dim=1)
     return value, torch.where(value.isfinite(), torch.finfo(point.dtype).eps, torch.inf)
+
+
+def _extend(jvp: Callable[[Tensor], Tensor], basis: Tensor, hessenberg: Tensor, k: int) -> None:
+    """Add the next vector to an Arnoldi basis of `k + 1`; one that has ended gets zeros."""
+    image = jvp(basis[:, k])
+    scale = row_norm(image)
+    for _ in range(2):  # once loses orthogonality
+        overlap = torch.einsum("bkn,bn->bk", basis[:, : k + 1], image)
+        image = image - torch.einsum("bk,bkn->bn", overlap, basis[:, : k + 1])
+        hessenberg[:, : k + 1, k] += overlap.double()
+    rest = row_norm(image)
+    # An image within the span of the basis ends it: all that can be reached is found.
+    ended = rest <= 10 * torch.finfo(basis.dtype).eps * scale
+    rest = torch.where(ended, 0.0, rest)
+    hessenberg[:, k + 1, k] = rest.double()
+    basis[:, k + 1] = image / torch.where(ended, torch.inf, rest)[:, None]
 
 
 def _by_arnoldi(
@@ -119,18 +200,7 @@ def _by_arnoldi(
         hessenberg = torch.zeros(batch, size + 1, size, dtype=torch.float64, device=point.device)
         basis[:, 0] = start / row_norm(start)[:, None]
         for k in range(size):
-            image = jvp(basis[:, k])
-            scale = row_norm(image)
-            for _ in range(2):  # once loses orthogonality
-                overlap = torch.einsum("bkn,bn->bk", basis[:, : k + 1], image)
-                image = image - torch.einsum("bk,bkn->bn", overlap, basis[:, : k + 1])
-                hessenberg[:, : k + 1, k] += overlap.double()
-            rest = row_norm(image)
-            # An image within the span of the basis ends it: all that can be reached is found.
-            ended = rest <= 10 * torch.finfo(point.dtype).eps * scale
-            rest = torch.where(ended, 0.0, rest)
-            hessenberg[:, k + 1, k] = rest.double()
-            basis[:, k + 1] = image / torch.where(ended, torch.inf, rest)[:, None]
+            _extend(jvp, basis, hessenberg, k)
             products += 1
             if (k + 1) % LOOK and k + 1 < size:
                 continue
@@ -157,9 +227,8 @@ def _dominant(hessenberg: Tensor) -> tuple[Tensor, Tensor]:
     return value, vector.real + vector.imag
 
 
-def _largest_modulus(matrices: Tensor) -> Tensor:
-    """Largest modulus of an eigenvalue of each matrix; NaN where an entry is not finite."""
+def _eigenvalues(matrices: Tensor) -> Tensor:
+    """All eigenvalues of each matrix; NaN where an entry is not finite."""
     finite = matrices.isfinite().flatten(1).all(dim=1)
     safe = torch.where(finite[:, None, None], matrices, 0.0)
-    largest = torch.linalg.eigvals(safe).abs().amax(dim=1)
-    return torch.where(finite, largest, torch.nan)
+    return torch.where(finite[:, None], torch.linalg.eigvals(safe), torch.nan)

@@ -21,6 +21,7 @@ from equipoise.cli.demo import DEMO
 from equipoise.cli.evaluate import EVALUATE
 from equipoise.cli.failure import say_warning, show_warnings_by, tell
 from equipoise.cli.list import LIST
+from equipoise.cli.look import LOOK
 from equipoise.cli.predict import PREDICT
 from equipoise.cli.report import REPORT
 from equipoise.cli.resume import RESUME
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     "predict": PREDICT,
     "certify": CERTIFY,
     "verify": VERIFY,
+    "look": LOOK,
     "report": REPORT,
     "sweep": SWEEP,
     "config": CONFIG,

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 
 __all__ = [
     "Interrupted",
+    "follow_parent",
     "interruptible",
     "interruption",
     "stop_if_requested",
@@ -22,6 +23,7 @@ __all__ = [
 # Seconds in which a process of torchrun hears the same Ctrl-C twice: from the terminal, which tells
 # all processes, and from torchrun, which passes it on.
 ECHO = 1.0
+DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 
 class Interrupted(KeyboardInterrupt):
@@ -139,6 +141,21 @@ def interruption(reason: str = "interrupted") -> Interrupted:
     if request is not None:
         request.raised = True
     return Interrupted(reason, heard or signal.SIGTERM)
+
+
+def follow_parent(numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM)) -> None:
+    """Leave signals to the process that started this one, and end with it, even if it is killed.
+
+    Args:
+        numbers: The signals.
+    """
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _own() -> _Request | None:

@@ -11,7 +11,7 @@ import types
 import warnings
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pickle import PicklingError
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils import data
 
 from equipoise.core import require_whole
+from equipoise.core.interrupt import follow_parent
 from equipoise.data.dataset import Dataset
 
 __all__ = ["Loader", "LoaderWarning", "Loading"]
@@ -32,7 +33,6 @@ CHUNK_BYTES = 2**22  # of larger samples it reads fewer
 BATCHES_AHEAD = 2
 MIN_FORKED, MIN_SPAWNED = 32, 2000  # samples worth a start; a spawned process imports torch anew
 START_ERRORS = (OSError, RuntimeError, PicklingError, AttributeError, TypeError, AssertionError)
-DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
 
 Sample = tuple[Tensor, Tensor]
 Packed = tuple[NDArray[Any], NDArray[Any]]
@@ -263,13 +263,7 @@ def _as_it_is(chunk: list[Packed | None]) -> list[Packed | None]:
 
 def _start_worker(_number: int) -> None:
     """Leave signals to the main process, and end with it."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":  # elsewhere torch's workers look for it from time to time
-        import ctypes
-
-        with suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+    follow_parent()
 
 
 def _kill(processes: set[Any]) -> None:

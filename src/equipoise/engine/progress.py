@@ -28,6 +28,7 @@ class Progress(ABC):
 
     def __init__(self) -> None:
         self._epochs, self._shown, self._pace = 0, time.monotonic(), Pace()
+        self._counted: tuple[str, int, float] | None = None  # what, from where on, and since when
 
     def start(
         self,
@@ -68,6 +69,30 @@ class Progress(ABC):
 
     def _show_evaluation(self, done: int, total: int, epoch: int) -> None:
         """Show how far an evaluation is."""
+        return
+
+    def count(self, done: int, total: int, what: str) -> None:
+        """Tell of work under way that is no run.
+
+        Args:
+            done: How much is done.
+            total: How much there is.
+            what: Of what, in the plural.
+        """
+        if not self._counted or self._counted[0] != what:
+            self._counted = what, done, time.monotonic()
+        if done >= total:
+            return
+        _, first, began = self._counted
+        spent = time.monotonic() - began
+        left = spent / (done - first) * (total - done) if done > first else None
+        duration = describe_duration(left)
+        self._show_count(
+            done, total, [f"{done:,}/{total:,} {what}", duration and f"{duration} left"]
+        )
+
+    def _show_count(self, done: int, total: int, parts: list[str]) -> None:
+        """Show how far such work is."""
         return
 
     @abstractmethod
@@ -158,6 +183,10 @@ class PlainProgress(Progress):
         if time.monotonic() - self._shown >= PAUSE:
             self.note(fit_line([self._count(epoch), _evaluated(done, total), self._left()]))
 
+    def _show_count(self, done: int, total: int, parts: list[str]) -> None:
+        if time.monotonic() - self._shown >= PAUSE:
+            self.note(fit_line(parts))
+
     def note(self, text: str) -> None:
         self._shown = time.monotonic()
         print(printable(text), file=self._stream, flush=True)
@@ -197,6 +226,10 @@ class LiveProgress(Progress):
     def _show_evaluation(self, done: int, total: int, epoch: int) -> None:
         if self._frame_is_due():
             self._draw(done, total, epoch, [_evaluated(done, total), self._left()])
+
+    def _show_count(self, done: int, total: int, parts: list[str]) -> None:
+        if self._frame_is_due():
+            self._draw(done, total, 0, parts)
 
     def _frame_is_due(self) -> bool:
         return time.monotonic() - self._shown >= FRAME

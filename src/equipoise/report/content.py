@@ -150,6 +150,7 @@ class RunReport:
         bad_samples: Files that could not be read and were skipped, each with what is wrong with it.
         survey: What a look at some of the scored samples found.
         certificate: What is proved of the network, as `equipoise certify --json` prints it.
+        figures: PNG files that `equipoise look` made, each with its caption.
     """
 
     title: str
@@ -167,6 +168,7 @@ class RunReport:
     bad_samples: Mapping[str, str] = field(default_factory=dict)
     survey: Survey | None = None
     certificate: Mapping[str, Any] | None = None
+    figures: Sequence[tuple[bytes, str]] = ()
 
     def __post_init__(self) -> None:
         if self.confusion is not None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import base64
 import colorsys
 import io
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["encode", "label_colour", "paint_heat", "paint_mask", "shrink", "to_bytes"]
+from equipoise.report.markup import escape
+
+__all__ = [
+    "encode",
+    "label_colour",
+    "paint_heat",
+    "paint_mask",
+    "render_figures",
+    "shrink",
+    "to_bytes",
+]
 
 # Pixels along the longer side; four samples of this size keep any page under 2 MB.
 MAX_SIDE = 256
@@ -43,6 +54,19 @@ def encode(pixels: np.ndarray) -> str:
     content = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(content, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+def render_figures(figures: Sequence[tuple[bytes, str]]) -> str:
+    """Return PNG files with their captions as HTML; empty if there are none.
+
+    Args:
+        figures: The content of each file, and its caption as text.
+    """
+    return "".join(
+        f'<figure class="plot"><img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
+        f'alt="{escape(caption)}"><figcaption>{escape(caption)}</figcaption></figure>'
+        for png, caption in figures
+    )
 
 
 def to_bytes(image: Any) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any
 from equipoise.report.certificate import render_certificate
 from equipoise.report.content import RunReport
 from equipoise.report.document import ChartDrawer, render_document
+from equipoise.report.image import render_figures
 from equipoise.report.markup import render_setting_tables
 from equipoise.report.prediction import render_bad_samples, render_confusion, render_samples
 from equipoise.report.solve import render_solve, solve_charts, solve_title
@@ -57,6 +58,7 @@ def render_report(report: RunReport) -> str:
         sections.append((solve_title(solve), render_solve(solve) + charts))
     sections += [
         ("What is proved of the network", render_certificate(report.certificate)),
+        ("Figures", render_figures(report.figures)),
         ("Configuration", _render_settings(report.config)),
         ("Environment", _render_settings(report.environment)),
     ]

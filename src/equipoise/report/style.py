@@ -58,6 +58,8 @@ section { margin-top: 68px; }
 .tiles .more { font-size: 13px; line-height: 1.45; color: var(--muted); }
 .charts { clear: both; display: grid; grid-template-columns: minmax(0, 1fr); gap: 44px 56px; }
 figure { margin: 0; min-width: 0; display: flex; flex-direction: column; }
+figure.plot { margin: 0 0 1.5rem; }
+figure.plot img { max-width: 100%; height: auto; background: white; }
 figcaption, .note { font-size: 13px; color: var(--muted); }
 .chart { display: block; width: 100%; height: auto; margin-top: auto; padding-top: 8px; }
 .chart * { stroke-linejoin: round; }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from equipoise.analysis import certify, objective
-from equipoise.core import stop_if_requested, to_percent
+from equipoise.core import ConvergenceWarning, stop_if_requested, to_percent
 from equipoise.data import Dataset, Transform
 from equipoise.engine import Task
 from equipoise.engine.settings import Precision
@@ -25,7 +26,7 @@ from equipoise.report import ShownSample, SolvePath
 from equipoise.solvers import Solution
 from equipoise.solvers.policy import Direction
 
-__all__ = ["Trained", "show_samples", "to_pixels", "trace_solves"]
+__all__ = ["Trained", "find_layer_inputs", "show_samples", "to_pixels", "trace_solves"]
 
 EXACT = 1e-6  # to what the solve on the page is made, so that its path can be seen
 MAX_SIDE = 512  # pixels of an image on the page, at most
@@ -128,6 +129,18 @@ def _run(
         for name, layer in find_equilibria(model).items():
             listen(name, layer, stack)
         return found, solved, model(x)
+
+
+def find_layer_inputs(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return what each equilibrium layer is given when a model gets `x`, by its name.
+
+    Args:
+        model: The model.
+        x: Samples, as the model sees them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # only their inputs are wanted
+        return {name: given for name, (_, given) in _run(model, x)[0].items()}
 
 
 def _name(trained: Trained, output: Tensor, target: Tensor) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ __all__ = [
     "write_certificate",
 ]
 
+MAX_FIGURE_BYTES = 2_000_000  # of a figure that the page shows
 BAD_SAMPLES = "bad_samples.jsonl"  # the file of a run that lists them
 CERTIFICATE = "certificate.json"  # what `equipoise certify` found last
 
@@ -100,6 +102,7 @@ def report_run(folder: Path, *, trust: bool = False) -> Path:
         bad_samples=read_bad_samples(folder / BAD_SAMPLES),
         survey=found,
         certificate=_read_certificate(folder),
+        figures=_read_figures(folder / "look"),
     )
     path = folder / "report.html"
     write_atomically(path, render_report(report))
@@ -126,6 +129,24 @@ def _read_certificate(folder: Path) -> dict[str, Any] | None:
     if values is None or not (folder / "model.safetensors").is_file():
         return None
     return values if values.get("weights") == digest_weights(folder) else None
+
+
+def _read_figures(folder: Path) -> list[tuple[bytes, str]]:
+    """The PNG files that `equipoise look` made, each with its caption."""
+    from PIL import Image
+
+    found = []
+    for path in sorted(folder.glob("*.png")):
+        if path.stat().st_size > MAX_FIGURE_BYTES:
+            continue
+        content = path.read_bytes()
+        try:
+            with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+                caption = str(image.info.get("Description", path.stem))
+        except (OSError, ValueError, SyntaxError):  # somebody else's file
+            continue
+        found.append((content, caption))
+    return found
 
 
 def look_at(

@@ -27,7 +27,7 @@ from equipoise.runs.config import Config, load_config
 from equipoise.runs.own_code import CodeWarning, describe_change, find_changed_code
 from equipoise.runs.samples import load_part, require_alike
 
-__all__ = ["Run", "evaluate_run", "open_run", "read_about"]
+__all__ = ["Run", "evaluate_run", "load_run_samples", "open_run", "read_about"]
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,8 @@ def evaluate_run(
         on_batch: As of `evaluate`.
     """
     run = folder if isinstance(folder, Run) else open_run(folder, trust=trust)
-    data = run.config.data if root is None else replace(run.config.data, root=root)
-    known = DATASETS[data.name].as_trained(run.about)
-    data = replace(data, options={**data.options, **known})
-    dataset = load_part(data, split, run.about.encoding)
-    train = run.config.train
-    try:
-        require_alike(run.about, dataset)
-    except SettingError as error:
-        raise SourceError(run.folder, error) from error
+    dataset = load_run_samples(run, split, root)
+    train, data = run.config.train, run.config.data
     try_out(run.model, run.task, dataset, run.transform)
     return evaluate(
         run.model,
@@ -141,6 +134,25 @@ def evaluate_run(
         on_batch=on_batch,
         loading=Loading(data.workers),
     )
+
+
+def load_run_samples(run: Run, split: str | None, root: str | None = None) -> Dataset:
+    """Load samples for a run, whose classes mean what they meant in training.
+
+    Args:
+        run: The run.
+        split: As of `evaluate_run`.
+        root: As of `evaluate_run`.
+    """
+    data = run.config.data if root is None else replace(run.config.data, root=root)
+    known = DATASETS[data.name].as_trained(run.about)
+    data = replace(data, options={**data.options, **known})
+    dataset = load_part(data, split, run.about.encoding)
+    try:
+        require_alike(run.about, dataset)
+    except SettingError as error:
+        raise SourceError(run.folder, error) from error
+    return dataset
 
 
 def read_about(values: dict[str, Any]) -> Dataset:
