@@ -236,6 +236,27 @@ def test_columns_are_read_as_they_are_meant(
     assert (len(table), table.x[0].tolist(), table.columns) == (3, rows, columns)
 
 
+@pytest.mark.parametrize(
+    ("labels", "options", "name"),
+    [
+        (["7", "3", "7.0"], {}, "the label"),
+        (["cheap", "dear", "dear"], {}, "the label"),
+        (["0.5", "1.5", "2.5"], {"targets": ("y",)}, "'y'"),
+    ],
+)
+def test_feature_that_equals_what_is_to_be_predicted_is_told(
+    labels: list[str], options: dict[str, object], name: str, tmp_path: Path
+) -> None:
+    rows = [[i**2, label, label] for i, label in enumerate(labels * 4)]
+    write(tmp_path / "train.csv", ["a", "b", "y"], rows)
+    sentence = f"train.csv: column 'b' equals {name} in all 12 training rows; leave it out unless"
+    with pytest.warns(TableWarning, match=re.escape(sentence)):
+        load_data("csv", root=tmp_path, **options)
+    rows[4][1] = labels[0]
+    write(tmp_path / "train.csv", ["a", "b", "y"], rows)
+    load_data("csv", root=tmp_path, **options)  # almost is not all
+
+
 def test_columns_of_another_file_are_found_by_name_or_refused(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,b,y\n1,2,0\n3,4,1\n")
     (tmp_path / "test.csv").write_text("note,y,b,a\nx,1,20,10\n")

@@ -23,6 +23,7 @@ from equipoise.data.encoding import (
     fit_encoding,
 )
 from equipoise.data.errors import DataError
+from equipoise.data.leak import warn_of_leak
 from equipoise.data.reader import Reader
 from equipoise.data.rounding import find_lost_digits, warn_of_lost_digits
 
@@ -167,10 +168,12 @@ def fit_dataset(
     # Rows of floats from a reader of one's own are ready as they are.
     if dataset.raw is None and not asked and dataset.x.dtype != torch.uint8:
         return None
+    raw = _about_rows(dataset, dataset.x)
+    warn_of_leak(dataset, raw)
     y = dataset.y if dataset.task == "regression" else None
     return fit_encoding(
         dataset.x.numpy(),
-        _about_rows(dataset, dataset.x),
+        raw,
         None if y is None else y.double().numpy(),
         standardize=standardize,
         impute=impute,
