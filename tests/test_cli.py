@@ -149,7 +149,7 @@ def test_config_names_a_model_in_a_module_beside_the_user(tmp_path):
         (["certify", "opteq-mnist", "--radii", "1"], "since a model alone has no data"),
         (["report", "nowhere"], "nowhere"),
         (["predict", "nowhere", "x.png"], "nowhere"),
-        (["predict", "nowhere"], "the following arguments are required: FILE"),
+        (["predict", "nowhere"], "nowhere: must be the folder of a run"),
         (["sweep", "digits", "train.seed=1,2"], "the following arguments are required: --output"),
         (
             ["sweep", "digits", "train.seed=1,x", "--output", "s"],

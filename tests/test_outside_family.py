@@ -267,7 +267,7 @@ def test_columns_are_found_by_name_and_others_are_refused(
     write_tables("kind,a,b", "kind,a,c")
     for command in (["evaluate", "run"], ["train", "table.toml", *LABELLED, "--output", "more"]):
         assert main(command) == 2
-        assert "must be those of the training data, a, b; got a, c." in capsys.readouterr().err
+        assert "has no column 'b'; its columns are kind, a, c" in capsys.readouterr().err
     assert not Path("more").exists()
 
 

@@ -52,7 +52,15 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("monotone", "relu-implicit")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in NETWORKS
+    ],
+)
 def test_attack_breaks_no_certificate(name):
     torch.manual_seed(0)
     x, y = blobs()

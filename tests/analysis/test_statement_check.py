@@ -146,7 +146,8 @@ def test_command_checks_a_run_with_its_data(folders, capsys):
     capsys.readouterr()
     assert main(["verify", "relu-implicit-lemma-2.2", str(folders["relu-implicit"])]) == 0
     assert "network: trained: 32 units, 32 samples, first output" in capsys.readouterr().out
-    assert main(["verify", str(folders["relu-implicit"]), "--samples", "3", "--json"]) == 0
+    words = ["verify", "relu-implicit-lemma-2.*", str(folders["relu-implicit"])]
+    assert main([*words, "--samples", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (
         found["relu-implicit-lemma-2.2"]["network"] == "trained: 32 units, 3 samples, first output"
@@ -177,7 +178,7 @@ def test_verify_refuses_a_run_without_its_data(folders, tmp_path):
 def test_verify_leaves_the_model_of_a_run_as_it_was(folders):
     run = runs.open_run(folders["relu-implicit"])
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
-    runs.verify_run(run, find_checks("relu-implicit-*"), samples=4)
+    runs.verify_run(run, find_checks("relu-implicit-lemma-2.*"), samples=4)
     assert all(torch.equal(value, before[name]) for name, value in run.model.state_dict().items())
     assert run.model.u.dtype == torch.float32
 

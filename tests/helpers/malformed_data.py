@@ -388,12 +388,18 @@ CSV_CASES: dict[str, tuple[Damage, str]] = {
     "empty": (put("train.csv", b""), "is empty"),
     "titles only": (put("train.csv", b"a,b\n"), "must have a column of features"),
     "one column": (put("train.csv", b"1\n2\n"), "must have a column of features"),
-    "missing": (put("train.csv", b"a,b,y\n1,2,0\n3,,1\n"), "row 3, column 'b' is missing"),
+    "missing": (
+        put("train.csv", b"a,b,c,kind\n1,2,3,0\n3,,4,1\n5,6,7,2\n"),
+        "row 3, column 'b' is missing",
+    ),
     "nan": (
-        put("train.csv", b"a,b,y\n1,nan,0\n"),
+        put("train.csv", b"a,b,c,kind\n1,nan,3,0\n1,2,3,1\n4,5,6,2\n"),
         "row 2, column 'b' is missing; data.impute = 'mean'",
     ),
-    "nan first": (put("train.csv", b"1,nan,0\n1,2,0\n"), "row 1, column '2' is missing"),
+    "nan first": (
+        put("train.csv", b"1,nan,3,0\n1,2,3,1\n4,5,6,2\n"),
+        "row 1, column '2' is missing",
+    ),
     "beyond float32": (
         put("train.csv", b"1,2,0\n1,1e39,0\n"),
         "row 2, column '2' is '1e39', not a finite number in float32",

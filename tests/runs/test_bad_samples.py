@@ -207,13 +207,13 @@ def test_run_with_workers_is_the_same_and_resumes_after_a_signal(
     monkeypatch.setattr(run_module, "report_run", lambda _folder: None)
     step, seen = Trainer._step, []
 
-    def stop(trainer, x, y):
+    def stop(trainer, *batch):
         seen.append(len(multiprocessing.active_children()))
         if len(seen) == 2:  # to all processes, as from a terminal
             for process in multiprocessing.active_children():
                 os.kill(process.pid, signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, x, y)
+        return step(trainer, *batch)
 
     alone, run = tmp_path / "alone", tmp_path / "run"
     with warnings.catch_warnings():

@@ -94,7 +94,7 @@ def test_image_folder_is_scored_on_what_there_is(tmp_path, splits, scored):
             save(tmp_path / "images" / split / "ab"[i % 2] / f"{i}.png")
     folder = tmp_path / "images"
     if scored:
-        assert load_part(config(folder).data, None).split == scored
+        assert load_part(config(folder).data, None, None).split == scored
         return
     with pytest.raises(
         ValueError, match=r"data.holdout must be more than 0, since there is no 'val' or 'test'"

@@ -25,6 +25,11 @@ def _options_of(entry: type) -> dict[str, Option]:
     return field_options(entry) if is_dataclass(entry) else keyword_options(entry)
 
 
+MAX_LISTED = 800
+"""Characters of a list of names beyond which a message shows the likeliest alone."""
+LIKELY = 12
+
+
 def choose(key: str, value: str, options: Iterable[str], rule: str = "be one of") -> str:
     """Return `value` if it is one of `options`, else raise with the list and the nearest name.
 
@@ -39,7 +44,11 @@ def choose(key: str, value: str, options: Iterable[str], rule: str = "be one of"
         return value
     near = difflib.get_close_matches(str(value), names, n=1)
     hint = f"Did you mean {near[0]!r}?" if near else ""
-    raise SettingError(key, f"{rule} {', '.join(names)}", value, hint)
+    listed = ", ".join(names)
+    if len(listed) > MAX_LISTED:
+        likely = difflib.get_close_matches(str(value), names, n=LIKELY, cutoff=0)
+        listed = f"{len(names)} names, such as {', '.join(sorted(likely))}"
+    raise SettingError(key, f"{rule} {listed}", value, hint)
 
 
 class Registry(Generic[T]):
