@@ -67,6 +67,14 @@ def imaging(kind, degradation):
     return kind(degradation, ResidualNetwork(2, 3, 2, 3, 0.8), 0.7)
 
 
+def contracting_residual():
+    cell = ResidualCell(2, 4, groups=2, normalization="spectral")
+    for norm in (cell.norm1, cell.norm2, cell.norm3):
+        norm.eps = 1.0  # so large that the certificate proves a contraction
+        nn.init.constant_(norm.weight, 0.5)
+    return cell
+
+
 CASES = {
     "imaging_conv_relu_denoise": lambda: imaging(ProximalCell, Identity()),
     "imaging_conv_relu_deblur": lambda: imaging(GradientCell, Blur(0.8, 3)),
@@ -103,6 +111,11 @@ CASES = {
     "monotone_conv_none": lambda: MonotoneConv2d(2, 2, 3, 1.0, "softplus", "none").cell,
     "monotone_tiers_relu": lambda: MonotoneMultiTier(2, (1, 2), (6, 8)).cell,
     "conv_residual_relu": lambda: ResidualCell(2, 4, groups=2, deviation=0.05),
+    "conv_residual_weight": lambda: ResidualCell(2, 4, groups=2, normalization="weight"),
+    "conv_residual_spectral": lambda: ResidualCell(
+        2, 4, groups=2, normalization="spectral", spectral_norm=0.2
+    ),
+    "conv_residual_contracts": contracting_residual,
     "multiscale_relu": lambda: MultiscaleCell((2, 2), 1, 1, deviation=0.3),
     "transformer_relu": lambda: TransformerCell(4, 2, 3, gain=0.1),
     "relu_implicit": lambda: ReluImplicitCell(3, 5, 0.3),

@@ -2,6 +2,7 @@
 
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
+from equipoise.layers.dropout import VariationalDropout
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.function import fixed_point
 from equipoise.layers.lipschitz import Bound, Chain, Part, Sum
@@ -30,6 +31,7 @@ __all__ = [
     "SolveOptions",
     "Statement",
     "Sum",
+    "VariationalDropout",
     "fixed_point",
     "project_norms",
     "project_norms_after",

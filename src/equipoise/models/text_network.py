@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from equipoise.core.validate import SettingError, require_between, require_count, require_whole
+from equipoise.core.validate import SettingError, require_count, require_whole
+from equipoise.layers.dropout import VariationalDropout
 from equipoise.models.model import Model
 
-__all__ = ["TextModel", "draw_mask"]
+__all__ = ["TextModel"]
 
 
 class TextModel(Model):
@@ -50,10 +51,9 @@ class TextModel(Model):
         require_count(f"{owner}.num_classes", num_classes)
         require_count(f"{owner}.features", features)
         require_whole(f"{owner}.memory_length", memory_length)
-        require_between(f"{owner}.dropout", dropout, 0, 1, "[)")
         self.num_classes, self.features = num_classes, features
         self.memory_length, self.memory_width = memory_length, memory_width
-        self.dropout = dropout
+        self.dropout = VariationalDropout(dropout, owner=f"{owner}.dropout")
         self.embedding = nn.Embedding(num_classes, features)
         self.bias = nn.Parameter(torch.zeros(num_classes))
         nn.init.normal_(self.embedding.weight, std=features**-0.5)
@@ -113,7 +113,7 @@ class TextModel(Model):
         return {"embedding": embedding, "body": total - embedding, "total": total}
 
     def _drop(self, x: Tensor) -> Tensor:
-        return x * draw_mask(x, self.dropout) if self.training and self.dropout else x
+        return self.dropout(x, self.dropout.draw(x, 1, x.shape[-1]))  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         parts = ", ".join(f"{part} {count:,}" for part, count in self.parameter_counts().items())
@@ -121,18 +121,3 @@ class TextModel(Model):
             f"{type(self).__name__}({self.name}: {self.num_classes:,} tokens, memory of "
             f"{self.memory_length}; parameters: {parts})"
         )
-
-
-def draw_mask(x: Tensor, dropout: float, width: int | None = None) -> Tensor:
-    """Return a mask of variational dropout: one for each text, the same for all of its tokens.
-
-    Args:
-        x: What it is for, (batch, length, features).
-        dropout: Fraction of the features that is dropped; the others grow by `1 / (1 - dropout)`.
-        width: How many features, if not those of `x`.
-
-    Shape:
-        (batch, 1, width).
-    """
-    kept = x.new_empty(len(x), 1, width or x.shape[-1]).bernoulli_(1 - dropout)
-    return kept.div_(1 - dropout)

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.core.validate import SettingError, require_count
+from equipoise.layers.dropout import VariationalDropout
 from equipoise.models.attention import alibi, attend, merge_heads, split_heads
 from equipoise.models.factory import register_model
-from equipoise.models.text_network import TextModel, draw_mask
+from equipoise.models.text_network import TextModel
 
 __all__ = ["ExplicitTransformer", "TransformerBlock"]
 
@@ -38,14 +39,16 @@ class TransformerBlock(nn.Module):
             nn.init.normal_(part.weight, std=part.in_features**-0.5)
             nn.init.zeros_(part.bias)
 
-    def forward(self, h: Tensor, memory: Tensor | None, bias: Tensor, dropout: float) -> Tensor:
+    def forward(
+        self, h: Tensor, memory: Tensor | None, bias: Tensor, dropout: VariationalDropout
+    ) -> Tensor:
         """Return the states after the block.
 
         Args:
             h: The states before it, (batch, length, features).
             memory: Those of the text before, (batch, remembered, features).
             bias: What is added to the scores of attention.
-            dropout: Fraction of units that is dropped.
+            dropout: Draws the masks and applies them.
         """
         q, k, v = self.attention(h).chunk(3, dim=-1)
         if memory is not None and memory.shape[1]:
@@ -55,10 +58,10 @@ class TransformerBlock(nn.Module):
             k, v = torch.cat([before[0], k], dim=1), torch.cat([before[1], v], dim=1)
         q, k, v = (split_heads(part, self.heads) for part in (q, k, v))
         y = self.output(merge_heads(attend(q, k, v, bias)))
-        y = self.norm1(h + (y * draw_mask(y, dropout) if dropout else y))
-        inner = torch.relu(self.expand(y))
-        inner = self.contract(inner * draw_mask(inner, dropout) if dropout else inner)
-        after: Tensor = self.norm2(y + (inner * draw_mask(y, dropout) if dropout else inner))
+        y = self.norm1(h + dropout(y, dropout.draw(y, 1, y.shape[-1])))
+        inner = dropout(torch.relu(self.expand(y)), dropout.draw(y, 1, self.inner))
+        inner = dropout(self.contract(inner), dropout.draw(y, 1, y.shape[-1]))
+        after: Tensor = self.norm2(y + inner)
         return after
 
 
@@ -116,7 +119,7 @@ class ExplicitTransformer(TextModel):
         h, seen = e, []
         for block, own in zip(self.blocks, before, strict=True):
             seen.append(h)
-            h = block(h, own, bias, self.dropout if self.training else 0.0)
+            h = block(h, own, bias, self.dropout)
         return h, torch.cat(seen, dim=-1)
 
 

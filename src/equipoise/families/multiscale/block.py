@@ -5,52 +5,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-__all__ = ["Convolution", "Kernels", "ResidualBlock", "fusion_map"]
+from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 
-
-class Convolution(nn.Module):
-    """A convolution without bias, whose kernels may be normalised: `W = g V/|V|`.
-
-    Weight normalisation (Salimans & Kingma, 2016) learns the length `g` of an output channel's
-    kernel apart from its direction.
-
-    Args:
-        into: Channels of the input.
-        out: Channels of the output.
-        side: Side of the kernels, odd.
-        normalize: Whether kernels are normalised.
-    """
-
-    def __init__(self, into: int, out: int, side: int, *, normalize: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(out, into, side, side))
-        self.length = nn.Parameter(torch.empty(out, 1, 1, 1)) if normalize else None
-        self.padding = side // 2
-
-    def draw_(self, deviation: float) -> None:
-        """Draw the kernels from a normal distribution, as they are with and without normalising."""
-        nn.init.normal_(self.weight, std=deviation)
-        if self.length is not None:
-            with torch.no_grad():
-                self.length.copy_(_lengths(self.weight))
-
-    def kernel(self) -> Tensor:
-        """Return `W`."""
-        if self.length is None:
-            return self.weight
-        return self.weight * (self.length / _lengths(self.weight))
-
-    def forward(self, x: Tensor, kernel: Tensor | None = None) -> Tensor:
-        """Return `W * x`.
-
-        Args:
-            x: The images.
-            kernel: `W`, if it is known already.
-        """
-        return F.conv2d(x, self.kernel() if kernel is None else kernel, padding=self.padding)
+__all__ = ["Kernels", "ResidualBlock", "fusion_map"]
 
 
 class Kernels(NamedTuple):
@@ -74,14 +33,16 @@ class ResidualBlock(nn.Module):
         channels: Channels of the resolution.
         expansion: How many times as many there are between the two convolutions.
         groups: Groups of the normalisations.
-        normalize: Whether the kernels are normalised.
+        normalization: How the kernels are normalised.
     """
 
-    def __init__(self, channels: int, expansion: int, groups: int, *, normalize: bool) -> None:
+    def __init__(
+        self, channels: int, expansion: int, groups: int, *, normalization: Normalization
+    ) -> None:
         super().__init__()
         inner = expansion * channels
-        self.widen = Convolution(channels, inner, 3, normalize=normalize)
-        self.narrow = Convolution(inner, channels, 3, normalize=normalize)
+        self.widen = NormalizedConvolution(channels, inner, 3, normalization=normalization)
+        self.narrow = NormalizedConvolution(inner, channels, 3, normalization=normalization)
         self.norm1 = nn.GroupNorm(groups, inner)
         self.norm2 = nn.GroupNorm(groups, channels)
         self.norm3 = nn.GroupNorm(groups, channels)
@@ -134,8 +95,3 @@ def fusion_map(channels: tuple[int, ...], source: int, target: int, groups: int)
         if scale < target:
             parts.append(nn.ReLU(inplace=True))
     return nn.Sequential(*parts)
-
-
-def _lengths(kernels: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(kernels, dim=(1, 2, 3), keepdim=True)
-    return lengths

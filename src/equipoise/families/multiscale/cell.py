@@ -11,14 +11,15 @@ from torch import Tensor, nn
 from equipoise.core.tree import Shared
 from equipoise.core.validate import (
     SettingError,
-    require_between,
     require_count,
     require_flag,
     require_fraction,
     require_positive,
 )
-from equipoise.families.multiscale.block import Convolution, Kernels, ResidualBlock, fusion_map
+from equipoise.families.multiscale.block import Kernels, ResidualBlock, fusion_map
 from equipoise.layers.cell import Cell
+from equipoise.layers.dropout import VariationalDropout
+from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 
 __all__ = ["Injected", "MultiscaleCell"]
 
@@ -86,14 +87,14 @@ class MultiscaleCell(Cell):
         _require_channels(channels, groups)
         require_count("MultiscaleCell.expansion", expansion)
         require_flag("MultiscaleCell.weight_norm", weight_norm)
-        require_between("MultiscaleCell.dropout", dropout, 0, 1, "[)")
         require_positive("MultiscaleCell.deviation", deviation)
         require_fraction("MultiscaleCell.gain", gain)
         self.channels = tuple(channels)
         self.weight_norm = weight_norm
-        self.dropout = dropout
+        self.dropout = VariationalDropout(dropout, owner="MultiscaleCell.dropout")
+        normalization: Normalization = "weight" if weight_norm else "none"
         self.blocks = nn.ModuleList(
-            ResidualBlock(own, expansion, groups, normalize=weight_norm) for own in channels
+            ResidualBlock(own, expansion, groups, normalization=normalization) for own in channels
         )
         scales = range(len(channels))
         self.fusion = nn.ModuleDict(
@@ -105,14 +106,14 @@ class MultiscaleCell(Cell):
             }
         )
         self.mix = nn.ModuleList(
-            Convolution(own, own, 1, normalize=weight_norm) for own in channels
+            NormalizedConvolution(own, own, 1, normalization=normalization) for own in channels
         )
         self.norms_out = nn.ModuleList(nn.GroupNorm(max(1, groups // 2), own) for own in channels)
         self._draw_(deviation, gain)
 
     def _draw_(self, deviation: float, gain: float) -> None:
         for part in self.modules():
-            if isinstance(part, Convolution):
+            if isinstance(part, NormalizedConvolution):
                 part.draw_(deviation)
             elif isinstance(part, nn.Conv2d):
                 nn.init.normal_(part.weight, std=deviation)
@@ -152,19 +153,15 @@ class MultiscaleCell(Cell):
         found = []
         for block, mix in zip(self.blocks, self.mix, strict=True):
             assert isinstance(block, ResidualBlock)
-            assert isinstance(mix, Convolution)
+            assert isinstance(mix, NormalizedConvolution)
             parts = (block.widen, block.narrow, mix)
             found.append(Kernels(*(Shared(part.kernel()) for part in parts)))
         return tuple(found)
 
     def _masks(self, x: Tensor) -> tuple[Tensor, ...] | None:
-        if not self.training or self.dropout == 0:
-            return None
-        kept = 1 - self.dropout
-        return tuple(
-            torch.empty(len(x), own, 1, 1, dtype=x.dtype, device=x.device).bernoulli_(kept) / kept
-            for own in self.channels
-        )
+        masks = [self.dropout.draw(x, own, 1, 1) for own in self.channels]
+        drawn = tuple(mask for mask in masks if mask is not None)
+        return drawn or None
 
     def initial(self, x: Tensor, context: Injected) -> State:
         height, width = context.image.shape[2:]
@@ -193,7 +190,9 @@ class MultiscaleCell(Cell):
         return y
 
     def extra_repr(self) -> str:
-        return f"{self.channels}, weight_norm={self.weight_norm}, dropout={self.dropout:g}"
+        return (
+            f"{self.channels}, weight_norm={self.weight_norm}, dropout={self.dropout.probability:g}"
+        )
 
 
 def _require_channels(channels: Sequence[int], groups: int) -> None:

@@ -12,6 +12,7 @@ from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
 from equipoise.models.head import PooledHead
 from equipoise.models.image_network import ExplicitNetwork, ImageNetwork
+from equipoise.models.normalized_convolution import Normalization
 
 __all__ = ["ResidualOptions"]
 
@@ -26,11 +27,17 @@ class ResidualOptions(SolveOptions, total=False):
         inner: Channels between the two convolutions of the cell.
         groups: Groups of the normalisations.
         deviation: Standard deviation of the convolutions' first weights.
+        normalization: How kernels are normalised: `none`, `weight` or `spectral`.
+        spectral_norm: What the norms of the convolutions are at most under `spectral`.
+        dropout: Probability of dropping a channel in training, with one mask for a whole solve.
     """
 
     inner: int
     groups: int
     deviation: float
+    normalization: Normalization
+    spectral_norm: float
+    dropout: float
 
 
 def _cell(channels: int, options: ResidualOptions) -> ResidualCell:
@@ -39,6 +46,9 @@ def _cell(channels: int, options: ResidualOptions) -> ResidualCell:
         options.pop("inner", 64),
         groups=options.pop("groups", 8),
         deviation=options.pop("deviation", 0.01),
+        normalization=options.pop("normalization", "none"),
+        spectral_norm=options.pop("spectral_norm", 1.0),
+        dropout=options.pop("dropout", 0.0),
     )
 
 
@@ -96,6 +106,9 @@ def weight_tied_cifar10(
     inner: int = 64,
     groups: int = 8,
     deviation: float = 0.01,
+    normalization: Normalization = "none",
+    spectral_norm: float = 1.0,
+    dropout: float = 0.0,
 ) -> ExplicitNetwork:
     """The residual DEQ's cell applied a fixed number of times (thesis, Figure 4.4: 6, 11, 18).
 
@@ -106,7 +119,18 @@ def weight_tied_cifar10(
         inner: Channels between the two convolutions of the cell.
         groups: Groups of the normalisations.
         deviation: Standard deviation of the convolutions' first weights.
+        normalization: How kernels are normalised: `none`, `weight` or `spectral`.
+        spectral_norm: What the norms of the convolutions are at most under `spectral`.
+        dropout: Probability of dropping a channel in training, with one mask for all steps.
     """
-    cell = ResidualCell(48, inner, groups=groups, deviation=deviation)
+    cell = ResidualCell(
+        48,
+        inner,
+        groups=groups,
+        deviation=deviation,
+        normalization=normalization,
+        spectral_norm=spectral_norm,
+        dropout=dropout,
+    )
     body = nn.Sequential(_extractor(3, 48, 1), WeightTied(cell, steps, checkpoint=checkpoint))
     return ExplicitNetwork(body, PooledHead(48, 4, num_classes), (3, 32, 32))

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.core.tree import Shared
-from equipoise.core.validate import SettingError, require_between, require_count, require_positive
+from equipoise.core.validate import SettingError, require_count, require_positive
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement
+from equipoise.layers.dropout import VariationalDropout
 from equipoise.models.attention import alibi, attend, merge_heads, split_heads
-from equipoise.models.text_network import draw_mask
 
 __all__ = ["TransformerCell"]
 
@@ -83,9 +83,9 @@ class TransformerCell(Cell):
         if features % heads:
             rule = f"be a multiple of heads, {heads}"
             raise SettingError("TransformerCell.features", rule, features)
-        require_between("TransformerCell.dropout", dropout, 0, 1, "[)")
         require_positive("TransformerCell.gain", gain)
-        self.features, self.heads, self.inner, self.dropout = features, heads, inner, dropout
+        self.features, self.heads, self.inner = features, heads, inner
+        self.dropout = VariationalDropout(dropout, owner="TransformerCell.dropout")
         self.attention = nn.Linear(features, 3 * features, bias=False)
         self.injection = nn.Linear(features, 3 * features)
         self.output = nn.Linear(features, features)
@@ -111,14 +111,9 @@ class TransformerCell(Cell):
             )
             keys, values = (split_heads(part, self.heads) for part in pairs.chunk(2, dim=-1))
         bias = Shared(alibi(self.heads, e.shape[1], remembered + e.shape[1], e))
-        context = _Context(self.injection(e), keys, values, bias)
-        if not self.training or not self.dropout:
-            return context
-        return context._replace(
-            attention_mask=draw_mask(e, self.dropout),
-            inner_mask=draw_mask(e, self.dropout, self.inner),
-            output_mask=draw_mask(e, self.dropout),
-        )
+        widths = (self.features, self.inner, self.features)
+        masks = (self.dropout.draw(e, 1, width) for width in widths)
+        return _Context(self.injection(e), keys, values, bias, *masks)
 
     def initial(self, x: Tensor | tuple[Tensor, Tensor | None], context: _Context) -> Tensor:
         """Return zeros like the embeddings."""
@@ -130,9 +125,9 @@ class TransformerCell(Cell):
         if context.keys is not None and context.values is not None:
             k, v = torch.cat([context.keys, k], dim=2), torch.cat([context.values, v], dim=2)
         y = self.output(merge_heads(attend(q, k, v, context.bias)))
-        y = self.norm1(z + _masked(y, context.attention_mask))
-        inner = _masked(torch.relu(self.expand(y)), context.inner_mask)
-        after: Tensor = self.norm2(y + _masked(self.contract(inner), context.output_mask))
+        y = self.norm1(z + self.dropout(y, context.attention_mask))
+        inner = self.dropout(torch.relu(self.expand(y)), context.inner_mask)
+        after: Tensor = self.norm2(y + self.dropout(self.contract(inner), context.output_mask))
         return after
 
     @torch.no_grad()
@@ -158,7 +153,3 @@ class TransformerCell(Cell):
             ),
             remedy="Take an OptEq or a monotone network where a unique equilibrium is needed.",
         )
-
-
-def _masked(x: Tensor, mask: Tensor | None) -> Tensor:
-    return x if mask is None else x * mask
