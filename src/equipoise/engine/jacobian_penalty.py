@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError, require_positive
+from equipoise.engine.loss_term import LossTerm
 from equipoise.gradients.penalty import frobenius_penalty
 from equipoise.layers import Equilibrium
 from equipoise.models import find_equilibria
@@ -17,7 +18,7 @@ from equipoise.models import find_equilibria
 __all__ = ["JacobianPenalty"]
 
 
-class JacobianPenalty:
+class JacobianPenalty(LossTerm):
     """`weight |J|_F^2 / width`, averaged over samples and added up over layers (Bai et al., 2021).
 
     `J` is the Jacobian of the step at the equilibrium, which is held fixed as in the paper's code;
@@ -28,6 +29,8 @@ class JacobianPenalty:
         model: The model.
         weight: The weight.
     """
+
+    name = "jacobian_penalty"
 
     def __init__(self, model: nn.Module, weight: float) -> None:
         require_positive("task.jacobian_penalty", weight)
@@ -57,7 +60,7 @@ class JacobianPenalty:
             x = inputs[0] if inputs else named["x"]
             self._solves.append((layer, x, layer.last.value))
 
-    def estimate(self) -> Tensor:
+    def estimate(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
         """Return an estimate of `|J|_F^2 / width`, differentiable in weights and inputs."""
         found = [frobenius_penalty(layer.map(x), z).mean() for layer, x, z in self._solves]
         self._solves.clear()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import autocast
-from equipoise.engine.jacobian_penalty import JacobianPenalty
+from equipoise.engine.loss_term import LossTerm
 from equipoise.engine.run_state import RunState
 from equipoise.engine.settings import TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor
@@ -43,7 +45,7 @@ class Step:
         learning_rate: Of this step.
         gradient_norm: Of all weights together.
         buffers: What the model's buffers held before.
-        penalty: The mean squared norm of the Jacobians, if it is penalised.
+        terms: What the terms that were added to the loss estimate, by name.
     """
 
     output: Tensor
@@ -53,7 +55,7 @@ class Step:
     learning_rate: float
     gradient_norm: Tensor
     buffers: list[Tensor]
-    penalty: Tensor | None = None
+    terms: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Stepper:
@@ -65,7 +67,7 @@ class Stepper:
         settings: How the run goes.
         group: The processes that step together.
         solves: Listens to the equilibrium layers of the model.
-        penalty: What is added to the loss, if anything.
+        terms: What is added to the loss.
 
     Attributes:
         wrapped: The model, such that its gradients are averaged over the processes.
@@ -79,9 +81,9 @@ class Stepper:
         settings: TrainConfig,
         group: Group,
         solves: SolveMonitor,
-        penalty: JacobianPenalty | None = None,
+        terms: Sequence[LossTerm] = (),
     ) -> None:
-        self.penalty = penalty
+        self.terms = tuple(terms)
         self.state, self.model, self.optimizer = state, state.model, state.optimizer
         self.task, self.settings, self.group, self.solves = task, settings, group, solves
         self.wrapped = state.model
@@ -111,22 +113,25 @@ class Stepper:
         # Gradients are averaged over processes: where these have different weights, each loss
         # counts by its own. Those of the parts add up.
         whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
-        outputs, losses, penalties = [], [], []
+        outputs, losses = [], []
+        estimates: dict[str, list[Tensor]] = {term.name: [] for term in self.terms}
         together = zip(parts, places, weights, strict=True)
         for number, ((inputs, target), place, own) in enumerate(together, 1):
             factor = own * self.group.world / whole if whole else 1.0
             # Processes exchange gradients once, with the last part.
             exchange = nullcontext() if number == len(parts) else self._unsynchronized()
             with exchange, self._starts(place):
-                watching = nullcontext() if self.penalty is None else self.penalty.watching()
-                with watching, autocast(self.group.device, self.settings.precision):
+                with autocast(self.group.device, self.settings.precision), ExitStack() as stack:
+                    for term in self.terms:
+                        stack.enter_context(term.watching())
                     output = self.state.memory.run(self.wrapped, inputs)
                 self.task.check(output, target)
                 loss = self.task.loss(output, target)
                 total = loss
-                if self.penalty is not None:
-                    penalties.append(self.penalty.estimate())
-                    total = loss + self.penalty.weight * penalties[-1]
+                for term in self.terms:
+                    estimate = term.estimate(partial(self.task.loss, target=target))
+                    estimates[term.name].append(estimate.detach().cpu())
+                    total = total + term.weight * estimate
                 scaled = self.state.scaler.scale(total if factor == 1 else total * factor)
                 scaled.backward()  # type: ignore[no-untyped-call]
             outputs.append(output.detach())
@@ -139,11 +144,9 @@ class Stepper:
         norm = nn.utils.get_total_norm(
             [each.grad for each in self.model.parameters() if each.grad is not None]
         )
-        penalty = None
-        if penalties:
-            shares = torch.tensor([own / (weight or 1.0) for own in weights])
-            penalty = (torch.stack(penalties).detach().cpu() * shares).sum()
-        return Step(output, y, loss, weight, learning_rate, norm, buffers, penalty)
+        fractions = torch.tensor([own / (weight or 1.0) for own in weights])
+        terms = {name: (torch.stack(found) * fractions).sum() for name, found in estimates.items()}
+        return Step(output, y, loss, weight, learning_rate, norm, buffers, terms)
 
     def _split(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parts of a batch, of nearly the same size, that are computed one after another."""

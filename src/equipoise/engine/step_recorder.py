@@ -72,7 +72,7 @@ class StepRecorder:
             **line,
             "learning_rate": step.learning_rate,
             "gradient_norm": step.gradient_norm.item(),
-            **({} if step.penalty is None else {"jacobian_penalty": step.penalty.item()}),
+            **{name: value.item() for name, value in step.terms.items()},
             "forward_residual": forward,
             "backward_residual": backward,
             "skipped": skipped,

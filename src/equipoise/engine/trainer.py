@@ -25,11 +25,13 @@ from equipoise.core import (
 from equipoise.core.printable import printable_name
 from equipoise.data import Dataset, Loading, Transform, batch_count, batch_positions, batches
 from equipoise.engine.check_settings import check_settings
+from equipoise.engine.correction import Correction, CorrectionLoss
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.log import MetricLog
+from equipoise.engine.loss_term import LossTerm
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.part_activity import MAX_PROBE, has_parts, measure_parts
 from equipoise.engine.progress import Progress, make_progress, shown_by
@@ -86,6 +88,7 @@ class Trainer:
         group: The processes that train together; by default this one alone, on a CPU.
         progress: Where to show how it goes; by default the terminal.
         jacobian_penalty: Weight of `JacobianPenalty` in the loss; 0 adds nothing.
+        correction: At which iterates of a solve the loss is taken too, if at any.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Trainer:
         group: Group | None = None,
         progress: Progress | None = None,
         jacobian_penalty: float = 0.0,
+        correction: Correction | None = None,
     ) -> None:
         self.task, self.train, self.test, self.held_out = task, train, test, held_out
         self.settings, self.schedule = settings or TrainConfig(), schedule or ScheduleConfig()
@@ -151,8 +155,12 @@ class Trainer:
         self.state = RunState(model, self.optimizer, self.average, scaler, task, self.warm)
         self.position = self.state.position
         self.solves = SolveMonitor(model)
-        penalty = JacobianPenalty(model, jacobian_penalty) if jacobian_penalty else None
-        self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves, penalty)
+        terms: list[LossTerm] = []
+        if correction is not None:  # the first, so that no other term watches what it computes
+            terms.append(CorrectionLoss(model, correction))
+        if jacobian_penalty:
+            terms.append(JacobianPenalty(model, jacobian_penalty))
+        self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves, terms)
         identity = run_identity(
             self.settings, self.optimizer_settings, self.schedule, self.train, self.test
         )

@@ -102,6 +102,7 @@ class Equilibrium(nn.Module):
         *,
         trace: bool = False,
         states: Sequence[int] | None = None,
+        states_gradient: str | Mapping[str, Any] | Gradient | None = None,
         context: Tree = None,
         **options: Unpack[CallOptions],
     ) -> Tree:
@@ -117,10 +118,12 @@ class Equilibrium(nn.Module):
             z0: Where to start, such as the last equilibrium; by default the cell says.
             trace: Whether to keep the path in `last.trace`.
             states: Numbers of steps, rising, such as `[2, 4, 8]`.
+            states_gradient: The gradient strategy of these alone; by default that of the output.
+                `jacobian_free` returns one step from each, differentiated, and solves nothing.
             context: `cell.inject(x)`, where it is known already; by default it is computed.
             **options: Settings of this call alone; see `CallOptions`.
         """
-        found = self._call(x, z0, trace, states, options, context)
+        found = self._call(x, z0, trace, states, options, context, states_gradient)
         return found.output if states is None else (found.output, found.states)
 
     @outside_graphs
@@ -164,6 +167,7 @@ class Equilibrium(nn.Module):
         states: Sequence[int] | None,
         options: CallOptions,
         injected: Tree = None,
+        states_gradient: str | Mapping[str, Any] | Gradient | None = None,
     ) -> _Call:
         if torch.compiler.is_exporting():
             raise ValueError(
@@ -173,6 +177,8 @@ class Equilibrium(nn.Module):
         self.check(x, z0)
         settings = self._settings(options)
         asked = None if states is None else _checked_states(states, settings)
+        if states_gradient is not None:
+            settings = settings._replace(states_gradient=GRADIENTS.resolve(states_gradient))
         injected = self.cell.inject(x) if injected is None else injected
         context = Structure(injected, "Cell.inject")
         remembers = self._find_starts is not None and z0 is None
@@ -286,7 +292,7 @@ class Equilibrium(nn.Module):
                 "Equilibrium.states must be asked for outside of vmap, which solves for its "
                 "members one by one."
             )
-        along = settings.gradient.attach_states(plan, args)
+        along = (settings.states_gradient or settings.gradient).attach_states(plan, args)
         return _Call(output, plan, [self.cell.readout(layout.unpack(z), context) for z in along])
 
     def _pick(self, bound: float | None) -> Solver:

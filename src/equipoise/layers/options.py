@@ -56,12 +56,14 @@ class Settings(NamedTuple):
         gradient: The gradient strategy.
         stop: The stopping rule.
         on_failure: What to do when samples do not converge.
+        states_gradient: The gradient strategy of iterates that are returned; None is `gradient`.
     """
 
     solver: Solver | None
     gradient: Gradient
     stop: Stop
     on_failure: OnFailure
+    states_gradient: Gradient | None = None
 
     def refined(self, owner: str, options: Mapping[str, Any]) -> Settings:
         """Return the settings with some options changed.

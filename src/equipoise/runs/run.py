@@ -151,6 +151,7 @@ def prepare(
         group=group,
         progress=progress,
         jacobian_penalty=config.task.jacobian_penalty,
+        correction=config.task.make_correction(),
     )
     return trainer, samples, config
 

@@ -17,6 +17,7 @@ from equipoise.core import (
 from equipoise.data import DATASETS, Dataset, Loading
 from equipoise.data.encoding import Impute
 from equipoise.data.loader import MAX_WORKERS
+from equipoise.engine.correction import Correction
 from equipoise.engine.tasks import TASKS, Task, make_task
 from equipoise.models import model_options, require_model
 from equipoise.operators import DEGRADATIONS
@@ -186,6 +187,9 @@ class TaskConfig:
         delta: Where the Huber loss becomes linear, in the units of the targets.
         jacobian_penalty: Weight of the squared norm of the Jacobians of all equilibrium layers in
             the training loss; 0 adds nothing.
+        correction: Iterates of a solve at which the loss is taken too, such as
+            `{ steps = [2, 4], weight = 0.5, decay = 0.8 }`; empty takes it at the equilibrium
+            alone.
     """
 
     name: str = "auto"
@@ -193,6 +197,7 @@ class TaskConfig:
     loss: Loss = "auto"
     delta: float = 1.0
     jacobian_penalty: float = 0.0
+    correction: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name != "auto":
@@ -201,6 +206,11 @@ class TaskConfig:
         choose("task.loss", self.loss, get_args(Loss))
         require_positive("task.delta", self.delta)
         require_positive("task.jacobian_penalty", self.jacobian_penalty, or_zero=True)
+        self.make_correction()
+
+    def make_correction(self) -> Correction | None:
+        """Return at which iterates the loss is taken too, or raise if that makes no sense."""
+        return Correction.from_table(self.correction) if self.correction else None
 
     def make(self, dataset: Dataset) -> Task:
         """Return the task for a data set, or raise if they do not fit.

@@ -1,0 +1,36 @@
+"""What may be added to the loss of a task in training."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+from torch import Tensor
+
+__all__ = ["LossTerm"]
+
+
+class LossTerm(ABC):
+    """A term of the training loss besides that of the task: `weight` times what it estimates.
+
+    Attributes:
+        name: What the log calls the estimate.
+        weight: Its weight in the loss.
+    """
+
+    name: ClassVar[str]
+    weight: float
+
+    @abstractmethod
+    def watching(self) -> AbstractContextManager[None]:
+        """Note what the term needs of one pass of the model while the context lasts."""
+
+    @abstractmethod
+    def estimate(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the term for the pass that was watched, a differentiable number.
+
+        Args:
+            loss: The loss of the task, given an output of the model for the same samples.
+        """
