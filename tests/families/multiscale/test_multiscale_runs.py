@@ -15,7 +15,8 @@ def test_multiscale_preset_trains_resumes_bit_for_bit_and_predicts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, parts = (str(tmp_path / name) for name in ("whole", "parts"))
-    command = ["train", "multiscale-digits", "data.subset=64", "schedule.name=constant"]
+    command = ["train", "multiscale-digits", "data.subset=20", "data.holdout=0.2", "train.batch=8"]
+    command += ["schedule.name=constant", "model.options.tolerance=0.1"]
     command += ["model.options.dropout=0.2", "--quiet", "--output"]  # whose masks are drawn anew
     assert main([*command, whole, "train.epochs=2"]) == 0
     assert main([*command, parts, "train.epochs=1"]) == 0
