@@ -149,7 +149,13 @@ def cifar10_tiny(
         **options: See `MultiscaleOptions`.
     """
     return _network(
-        "multiscale-cifar10-tiny", TINY, input_shape, num_classes, options, dropout=0.15
+        "multiscale-cifar10-tiny",
+        TINY,
+        input_shape,
+        num_classes,
+        options,
+        groups=4,
+        dropout=0.15,
     )
 
 
