@@ -76,6 +76,8 @@ class _Mix(Rule):
         self.slow = np.full(len(z), self.plain_rate == 0)
         self.all_fast = self.plain_rate > 0
         self.resting = np.zeros(len(z), dtype=bool)
+        self.rounds = np.zeros(len(z), dtype=np.int64)  # of rest that are left
+        self.next_rounds = np.ones(len(z), dtype=np.int64)
         self.all_mixing = self.plain_rate == 0
         self.mark: np.ndarray | None = None
         self.before: np.ndarray | None = None
@@ -98,10 +100,14 @@ class _Mix(Rule):
         """Let samples whose residual has not fallen by a tenth take `memory` plain steps.
 
         Their past is forgotten. Mixing goes to where the residual is smallest nearby, which need
-        not be an equilibrium.
+        not be an equilibrium. Each further rest of a sample is twice as long, since mixing can undo
+        what a short one has gained, again and again: what plain steps solve is solved in the end.
         """
         if self.mark is not None:
-            self.resting = ~(size < 0.9 * self.mark) & ~self.resting
+            useless = ~(size < 0.9 * self.mark) & ~self.resting
+            self.rounds = np.where(useless, self.next_rounds, np.maximum(self.rounds - 1, 0))
+            self.next_rounds = np.where(useless, 2 * self.next_rounds, self.next_rounds)
+            self.resting = self.rounds > 0
             self._count_mixing()
         self.mark = size
 
@@ -190,7 +196,8 @@ class _Mix(Rule):
             self.values, self.gaps = self.values[rows], self.gaps[rows]
             self.gram, self.inverse = self.gram[chosen], self.inverse[chosen]
             self._cut()
-        self.slow, self.resting = self.slow[chosen], self.resting[chosen]
+        for name in ("slow", "resting", "rounds", "next_rounds"):
+            setattr(self, name, getattr(self, name)[chosen])
         self.all_fast = not self.slow.any()
         self._count_mixing()
         self.mark = None if self.mark is None else self.mark[chosen]
