@@ -55,7 +55,7 @@ class ResidualCell(Cell):
         normalization: How the kernels of the convolutions are normalised, once for each solve:
             `none`, `weight` or `spectral`; see `NormalizedConvolution`.
         spectral_norm: What the norms of both convolutions are at most under `spectral`, where
-            `deviation` does not matter.
+            `deviation` does not matter; one half is about what first weights have otherwise.
         dropout: Probability of dropping a channel between `W2` and the input in training; the mask
             of a solve is drawn once.
 
@@ -72,7 +72,7 @@ class ResidualCell(Cell):
         *,
         deviation: float = 0.01,
         normalization: Normalization = "none",
-        spectral_norm: float = 1.0,
+        spectral_norm: float = 0.5,
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -47,7 +47,7 @@ def _cell(channels: int, options: ResidualOptions) -> ResidualCell:
         groups=options.pop("groups", 8),
         deviation=options.pop("deviation", 0.01),
         normalization=options.pop("normalization", "none"),
-        spectral_norm=options.pop("spectral_norm", 1.0),
+        spectral_norm=options.pop("spectral_norm", 0.5),
         dropout=options.pop("dropout", 0.0),
     )
 
@@ -107,7 +107,7 @@ def weight_tied_cifar10(
     groups: int = 8,
     deviation: float = 0.01,
     normalization: Normalization = "none",
-    spectral_norm: float = 1.0,
+    spectral_norm: float = 0.5,
     dropout: float = 0.0,
 ) -> ExplicitNetwork:
     """The residual DEQ's cell applied a fixed number of times (thesis, Figure 4.4: 6, 11, 18).
