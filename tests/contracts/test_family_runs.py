@@ -6,33 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from family_presets import FAMILIES, SMALL, find_preset
 from torch.nn import functional
 
 from equipoise.cli import main
-from equipoise.data import DATASETS, load_raw
-from equipoise.models import list_models
-from equipoise.models.factory import model_family
-from equipoise.runs import list_presets, load_config, open_run
+from equipoise.data import load_raw
+from equipoise.runs import open_run
 
-FAMILIES = sorted({model_family(name) for name in list_models(plugins=False)})
-SMALL = [
-    "data.subset=24",
-    "train.epochs=1",
-    "train.batch=12",
-    "train.device=cpu",
-    "schedule.name=constant",
-]
 CHEAP = {"residual": ["model.options.max_steps=6"]}
 """What makes a family's preset quick enough."""
-
-
-def find_preset(family: str) -> str:
-    """The first preset of a family on data that are bundled."""
-    for name in list_presets():
-        config = load_config(name)
-        if model_family(config.model.name) == family and DATASETS[config.data.name].bundled:
-            return name
-    raise AssertionError(f"family {family!r} has no preset on data that need no files")
 
 
 # A few steps do not make a contraction of a family that promises none; the command says so.
