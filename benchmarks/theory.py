@@ -57,6 +57,8 @@ tightest conclusion, or the hypothesis that is false; a negative margin says by 
 had more than {seconds:g} s of processor time.
 
 """
+OTHER = object()
+"""In place of a verdict: the check is about another kind of network."""
 KERNEL = "\n## The tangent kernel by closed forms"
 """Where the numbers of benchmarks/kernel.py begin, which are kept."""
 
@@ -112,8 +114,8 @@ def words(preset):
 def on_trained(run, check):
     try:
         return verify_run(run, [check], samples=SAMPLES)[0]
-    except ValueError:  # about another kind of network
-        return None
+    except ValueError:
+        return OTHER
 
 
 def speaks_of(run, check):
@@ -172,7 +174,7 @@ def main():
                 for run in runs
                 if speaks_of(run, check)
             ]
-            rows[check.name] = found
+            rows[check.name] = found = [row for row in found if row.verdict is not OTHER]
             for row in found:
                 print(f"{check.name} {row.network}: {row.outcome}, {row.seconds:.1f} s", flush=True)
             write(arguments, rows, rest)
