@@ -130,7 +130,7 @@ def write(arguments, rows, rest):
     text = HEAD.format(
         date=arguments.date,
         samples=SAMPLES,
-        commands="\n".join(f"{line} --output runs/{line.split()[2]}" for line in lines),
+        commands="\n".join(f"{line} \\\n    --output runs/{line.split()[2]}" for line in lines),
         seconds=arguments.seconds,
     )
     outcomes = ("holds", "does not apply", "fails", "unknown", "took too long")
