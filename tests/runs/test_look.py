@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from equipoise.cli import main
+from equipoise.core.named_code import ChangedFileWarning
 from equipoise.engine import read_checkpoint, write_checkpoint
 from equipoise.runs import evaluate_run, open_run, report_run
 from equipoise.runs import landscape as landscape_module
@@ -72,6 +73,27 @@ def test_landscape_of_a_run_is_what_evaluation_finds_at_its_centre(run, tmp_path
     assert found.landscape.loss[1, 1] == pytest.approx(scored, rel=1e-6)
     assert found.landscape.samples == 60
     assert found.split == "train"
+
+
+def test_landscape_of_another_model_option_code_or_transform_is_computed_anew(explicit, tmp_path):
+    found = [
+        find_landscape(Source("digits", (f"model.options.activation={name}",)), TINY, tmp_path)
+        for name in ("tanh", "relu", "relu")
+    ]
+    assert found[1].file == found[2].file
+    assert found[0].file != found[1].file
+    assert not np.array_equal(found[0].landscape.loss, found[1].landscape.loss)
+    scaled = Source("digits", ("model.options.activation=relu", "data.mean=[0.5]", "data.std=[2]"))
+    other = find_landscape(scaled, TINY, tmp_path).landscape
+    assert not np.array_equal(other.loss, found[1].landscape.loss)
+    copy = tmp_path / "own" / explicit.name
+    shutil.copytree(explicit.parent, copy.parent)
+    code = copy.with_name("plain.py")
+    before = find_landscape(Source(str(copy), trust=True), TINY, tmp_path)
+    code.write_text(code.read_text().replace("x.flatten(1)", "2 * x.flatten(1)"))
+    with pytest.warns(ChangedFileWarning):  # a new process would run it as it is now
+        after = find_landscape(Source(str(copy), trust=True), TINY, tmp_path)
+    assert before.file != after.file
 
 
 def test_landscape_by_two_processes_is_the_serial_one_bit_for_bit(run, tmp_path):

@@ -38,8 +38,10 @@ from equipoise.core import (
 from equipoise.core.interrupt import follow_parent
 from equipoise.data import Dataset, fingerprint
 from equipoise.engine import evaluate
+from equipoise.runs.config import Config
 from equipoise.runs.landscape_file import LandscapeFile
 from equipoise.runs.network import Network, Source, at_epoch, list_kept_epochs, open_network
+from equipoise.runs.own_code import hash_sources
 
 __all__ = ["FoundLandscape", "LandscapeSettings", "find_landscape"]
 
@@ -47,6 +49,7 @@ Directions = Literal["random", "path"]
 CHUNKS = 16  # for each process, at least; what is under way is lost when it is killed
 MARGIN = 0.15  # of a path's extent, that the plane shows on each side of it
 MAX_SEED = 2**63 - 1
+PLACES = ("root", "download", "workers", "memory")  # of data, which the samples do not depend on
 
 
 @dataclass(frozen=True)
@@ -220,8 +223,7 @@ class _Worker:
                 found.update(
                     tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
                 )
-        train = self.network.run.config.train
-        found.update(json.dumps([train.precision, train.evaluate_batch]).encode())
+        found.update(_describe_loss(self.network.run.config).encode())
         return found.hexdigest()
 
     def measure(self, points: Sequence[Sequence[float]]) -> list[PointLoss]:
@@ -243,6 +245,22 @@ class _Worker:
         broken = max(found.nonfinite, found.status.get("NONFINITE", 0))
         loss = found.metrics["loss"]
         return PointLoss(np.nan if broken or loss is None else loss, found.missed, broken)
+
+
+def _describe_loss(config: Config) -> str:
+    """All of a config that the loss of given weights at given samples depends on, as text."""
+    data = asdict(config.data)
+    for name in PLACES:
+        del data[name]
+    about = {
+        "model": asdict(config.model),
+        "data": data,
+        "task": asdict(config.task),
+        "precision": config.train.precision,
+        "batch": config.train.evaluate_batch,
+        "sources": hash_sources(config),
+    }
+    return json.dumps(about, sort_keys=True, default=str)
 
 
 @contextmanager

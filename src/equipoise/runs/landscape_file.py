@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,14 @@ class LandscapeFile:
         Args:
             folder: Where it is.
             settings: Which landscape, as plain values.
-            digest: A checksum of the weights and the samples.
+            digest: A checksum of the network with its weights, and of the samples.
             points: How many points it has.
         """
         identity = {
             "format": FORMAT,
             "settings": json.loads(json.dumps(settings)),
             "digest": digest,
+            "equipoise": version("equipoise"),
             "torch": torch.__version__,
         }
         name = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]

@@ -26,6 +26,7 @@ __all__ = [
     "check_trust",
     "describe_change",
     "find_changed_code",
+    "hash_sources",
     "keep_sources",
     "name_code_beside",
     "remember_named_code",
@@ -115,7 +116,7 @@ def keep_sources(folder: Path, config: Config) -> None:
         folder: The folder of the run.
         config: Its config.
     """
-    if found := _hash_sources(config):
+    if found := hash_sources(config):
         write_atomically(folder / SOURCES, json.dumps(found, indent=1) + "\n")
 
 
@@ -134,7 +135,7 @@ def find_changed_code(folder: Path, config: Config) -> list[str]:
         before = {(key, name, each) for key in kept for name, each in kept[key].items()}
     except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise SourceError(path, f"must be JSON with the hashes of files: {error}.") from error
-    now = _hash_sources(config)
+    now = hash_sources(config)
     after = {(key, name, each) for key in now for name, each in now[key].items()}
     return sorted({name for _, name, _ in before ^ after})
 
@@ -148,8 +149,12 @@ def describe_change(files: Sequence[str]) -> str:
     return f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} changed"
 
 
-def _hash_sources(config: Config) -> dict[str, dict[str, str]]:
-    """The hash of each file, by section and by its path in its folder or package."""
+def hash_sources(config: Config) -> dict[str, dict[str, str]]:
+    """Return the hash of each file of the code that a config names, by section and by its path.
+
+    Args:
+        config: The config.
+    """
     names = {section: getattr(config, section).name for section in _FIND_CODE}
     code = {section: _FIND_CODE[section](name) for section, name in names.items()}
     return {
