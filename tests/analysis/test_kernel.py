@@ -59,3 +59,10 @@ def test_memory_is_unlimited_where_the_system_does_not_say(monkeypatch):
     memory.require_memory("key", 10**18, "anything")
     monkeypatch.setattr(kernel_module, "available_memory", lambda: None)
     assert math.isfinite(float(tangent_kernel(nn.Linear(2, 1), torch.ones(2, 2)).sum()))
+
+
+def test_kernel_leaves_each_part_of_a_model_in_its_own_mode():
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model[1].eval()  # frozen while the others train
+    tangent_kernel(model, torch.randn(4, 3))
+    assert [part.training for part in model.modules()] == [True, True, False, True]

@@ -6,10 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise import create_model, runs, verify
+from equipoise import OptEq, create_model, runs, verify
 from equipoise.analysis import Case, Check, Finding, Inequality, Subject, Verdict, find_checks
-from equipoise.analysis.check import register_check
+from equipoise.analysis.check import largest, register_check, smallest
 from equipoise.cli import main
+from equipoise.core import SettingError
+from equipoise.families.relu_implicit import ReluImplicitNetwork
 
 TRUE = Inequality("a", 1.0, "<", 2.0)
 FALSE = Inequality("b", 3.0, "<", 2.0)
@@ -188,3 +190,40 @@ def test_a_case_may_be_given_by_hand():
     case = find_checks("relu-implicit-lemma-2.2")[0].subject.fresh(3)
     assert isinstance(case, Case)
     assert verify("relu-implicit-lemma-2.2", case).outcome == verdict.outcome == "holds"
+
+
+def test_largest_and_smallest_keep_what_is_not_a_number():
+    assert largest(0.0, 2.0) == 2.0
+    assert smallest(math.inf, 2.0) == 2.0
+    assert math.isnan(largest(0.0, math.nan))
+    assert math.isnan(smallest(math.inf, math.nan))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_verify_refuses_a_sample_that_is_not_finite(bad):
+    x = torch.randn(4, 5)
+    x[2, 1] = bad
+    with pytest.raises(SettingError, match=r"verify\.x must be finite; got .* in sample 2\."):
+        verify("opteq-theorem-1", OptEq(5, 6, 10), x, torch.zeros(4))
+
+
+def test_lemma_about_equilibria_looks_past_a_sample_of_zeros():
+    torch.manual_seed(0)
+    network = ReluImplicitNetwork((20,), width=64, gamma=0.3)
+    x = torch.cat([torch.randn(3, 20), torch.zeros(1, 20)])
+    assert verify("relu-implicit-lemma-2.2", network, x, torch.ones(4)).outcome == "holds"
+
+    class Longer(type(network.cell)):
+        def step(self, z, context):
+            return 3.1 * super().step(z, context)
+
+    network.cell.__class__ = Longer
+    verdict = verify("relu-implicit-lemma-2.2", network, x, torch.ones(4))
+    assert verdict.finding.conclusions[0].holds is False
+
+
+def test_case_of_one_sample_is_told_in_the_singular():
+    verdict = verify("opteq-table-2", OptEq(5, 6, 10), torch.randn(1, 5), torch.zeros(1))
+    assert verdict.case == "1 layer as it is, 1 sample"
+    assert verdict.outcome == "does not apply"
+    assert verdict.deciding.claim == "samples, at least 2"

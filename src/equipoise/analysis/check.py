@@ -28,10 +28,13 @@ __all__ = [
     "Outcome",
     "Subject",
     "Verdict",
+    "count_of",
     "find_checks",
+    "largest",
     "list_checks",
     "make_case",
     "register_check",
+    "smallest",
     "verify",
 ]
 
@@ -199,6 +202,34 @@ class Verdict:
         return min(undecided or some, key=lambda one: one.relative_margin, default=None)
 
 
+def largest(*values: float) -> float:
+    """Return the largest of some measurements; NaN if one is NaN, which `max` may leave out.
+
+    Args:
+        *values: At least one.
+    """
+    return math.nan if any(math.isnan(one) for one in values) else max(values)
+
+
+def smallest(*values: float) -> float:
+    """Return the smallest of some measurements; NaN if one is NaN, which `min` may leave out.
+
+    Args:
+        *values: At least one.
+    """
+    return math.nan if any(math.isnan(one) for one in values) else min(values)
+
+
+def count_of(count: int, thing: str) -> str:
+    """Return a count in words: `1 sample`, `2 samples`.
+
+    Args:
+        count: How many.
+        thing: Of what, in the singular.
+    """
+    return f"{count:,} {thing}" + ("" if count == 1 else "s")
+
+
 _CHECKS: dict[str, Check] = {}
 
 
@@ -299,6 +330,19 @@ def verify(
 def _adapt(check: Check, model: nn.Module, x: Tensor | None, y: Tensor | None) -> Case:
     if x is None or y is None:
         raise SettingError("verify.x", "be given with a model, and its targets y", None)
+    if not len(x):
+        raise SettingError("verify.x", "hold at least one sample", x, got="none")
+    for name, values in (("x", x), ("y", y)):
+        bad = ~torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+        if bad.any():
+            first = int(bad.nonzero()[0])
+            raise SettingError(
+                f"verify.{name}",
+                "be finite",
+                values,
+                "Leave it out.",
+                got=f"NaN or infinity in sample {first}",
+            )
     case = check.subject.adapt(model, x, y)
     if case is None:
         raise SettingError(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from equipoise.core.memory import available_memory, require_memory
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError, require_count
 
@@ -35,6 +36,9 @@ def tangent_kernel(
 
     The Jacobian is never held as a whole unless it fits: chunks of its rows are made anew for each
     block of the kernel, so that the result is exact at any size. The model runs in evaluation mode.
+
+    An equilibrium layer is differentiated where its solve ends, so that the kernel is as exact as
+    its tolerance, and no more: solve tighter where the smallest eigenvalues matter.
 
     Args:
         model: The model, from a batch to a batch of outputs.
@@ -101,9 +105,7 @@ def jacobian_rows(model: nn.Module, x: Tensor, *, method: Method = "auto") -> Te
         (samples * outputs, parameters), parameters in the order of `named_parameters`.
     """
     choose("tangent_kernel.method", method, ("auto", "func", "samples"))
-    training = model.training
-    model.eval()
-    try:
+    with evaluation_mode(model):
         if method == "samples":
             return torch.cat(list(_rows_of_samples(model, x)))
         try:
@@ -112,8 +114,6 @@ def jacobian_rows(model: nn.Module, x: Tensor, *, method: Method = "auto") -> Te
             if method == "func":
                 raise
             return torch.cat(list(_rows_of_samples(model, x)))
-    finally:
-        model.train(training)
 
 
 def _rows_by_func(model: nn.Module, x: Tensor) -> Tensor:
@@ -151,8 +151,6 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _count_outputs(model: nn.Module, x: Tensor) -> int:
-    training = model.training
-    with torch.no_grad():
-        outputs = model.eval()(x[:1])
-    model.train(training)
+    with torch.no_grad(), evaluation_mode(model):
+        outputs = model(x[:1])
     return int(outputs.numel())

@@ -17,6 +17,7 @@ from scipy.integrate import solve_ivp  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from equipoise.analysis.check import largest
 from equipoise.core.errors import ConvergenceError
 from equipoise.core.validate import SettingError, require_count, require_positive
 
@@ -61,7 +62,7 @@ class TrainingPath:
             bound: A bound of the loss at a time.
         """
         pairs = list(zip(self.time, self.loss, strict=True))
-        return max(loss / bound(time) for time, loss in pairs[1:])
+        return largest(*(loss / bound(time) for time, loss in pairs[1:]))
 
     def add(self, time: float, measured: Mapping[str, float]) -> None:
         """Add one point; whatever is beyond loss, gradient and distance goes to `further`."""

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check
 from equipoise.analysis.kernel import tangent_kernel
 from equipoise.families.monotone.kernel import MonotoneRegression, monotone_forms
 from equipoise.families.monotone.subject import MONOTONE, PAPER
@@ -241,7 +241,7 @@ def lemma_3_3_2(case: Case) -> Finding:
     active = (network.equilibrium(x) @ W.T + x @ network.U.T > 0).to(x)
     eye = torch.eye(len(W), dtype=x.dtype, device=x.device)
     rows = [torch.linalg.solve((eye - lit[:, None] * W).T, u) for lit in active]
-    longest = max(float((lit * row).norm()) for lit, row in zip(active, rows, strict=True))
+    longest = largest(*(float((lit * row).norm()) for lit, row in zip(active, rows, strict=True)))
     printed = max(float(row.norm()) for row in rows)
     bound = float(u.norm()) / network.operator.margin
     return Finding(
@@ -293,10 +293,10 @@ def lemma_3_3_4(case: Case) -> Finding:
         other = network.equilibrium(x)
         dU, dW, du = spectral(network.U - U), spectral(network.W - W), float((network.u - u).norm())
         moved = size * (dU / m + dW * spectral(U) / m**2)
-        states = max(states, float((other - z).norm()) / moved)
+        states = largest(states, float((other - z).norm()) / moved)
         length = float(network.u.norm())
         allowed = length * moved + size * spectral(U) / m * du
-        outputs = max(outputs, float((other @ network.u - z @ u).norm()) / allowed)
+        outputs = largest(outputs, float((other @ network.u - z @ u).norm()) / allowed)
         for one, old in zip(weights, kept, strict=True):
             one.copy_(old)
     return Finding(
@@ -328,7 +328,7 @@ def lemma_3_3_6(case: Case) -> Finding:
         operator.A.add_(dA)
         operator.B.add_(dB)
         bound = 2 * spectral(A) * spectral(dA) + spectral(dA) ** 2 + 2 * spectral(dB)
-        worst = max(worst, spectral(network.W - W) / bound)
+        worst = largest(worst, spectral(network.W - W) / bound)
         operator.A.copy_(A)
         operator.B.copy_(B)
     return Finding([], [Inequality("largest |dW| over its bound", worst, "<=", 1.0, 1e-10)])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Subject
+from equipoise.analysis.check import Case, Subject, count_of
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.families.monotone.cell import MonotoneCell
 from equipoise.families.monotone.dense import MonotoneMatrix
 from equipoise.families.monotone.kernel import MonotoneRegression, monotone_forms
@@ -67,7 +68,7 @@ def _copy(model: MonotoneRegression) -> MonotoneRegression:
 
 
 def _label(network: MonotoneRegression, x: Tensor) -> str:
-    return f"{len(network.u)} units, {len(x)} samples, first output"
+    return f"{count_of(len(network.u), 'unit')}, {count_of(len(x), 'sample')}, first output"
 
 
 def _rows(model: nn.Module, x: Tensor) -> Tensor:
@@ -76,13 +77,11 @@ def _rows(model: nn.Module, x: Tensor) -> Tensor:
     layer = model.equilibrium
     assert isinstance(layer, nn.Module)
     hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    training = model.training
     try:
-        with torch.no_grad():
-            model.eval()(x)
+        with torch.no_grad(), evaluation_mode(model):
+            model(x)
     finally:
         hook.remove()
-        model.train(training)
     return seen[0]
 
 

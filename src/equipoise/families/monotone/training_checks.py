@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.analysis.training_path import gradient_descent, gradient_flow
 from equipoise.core.errors import ConvergenceError
 from equipoise.families.monotone.conditions import (
@@ -87,17 +87,19 @@ def _hypotheses(start: Start, moments: list[Moment], y: Tensor, step: float) -> 
     balls = [
         Inequality(
             f"hypothesis 1: {name} in its ball",
-            max(_size(one.weights[name] - first[name]) for one in moments),
+            largest(*(_size(one.weights[name] - first[name]) for one in moments)),
             "<=",
             start.radii[name],
         )
         for name in first
     ]
     factor = 1 - step * start.lambda_0**2 / 4
-    worst = max(
-        (one.error(y) / moments[0].error(y)) ** 2 / factor**k
-        for k, one in enumerate(moments)
-        if factor > 0
+    worst = largest(
+        *(
+            (one.error(y) / moments[0].error(y)) ** 2 / factor**k
+            for k, one in enumerate(moments)
+            if factor > 0
+        )
     )
     return [*balls, Inequality("hypothesis 3: loss over its bound", worst, "<=", 1.0, ROUNDING)]
 
@@ -125,8 +127,8 @@ def theorem_3_3_1(case: Case) -> Finding:
     """Follow the flow."""
     start = _start(case)
     rate = start.lambda_0**2 / 2
-    largest = float(torch.linalg.eigvalsh(monotone_forms(case.network, case.x).kernel())[-1])
-    time = min(TIME / max(2 * rate, 1e-12), MAX_STIFFNESS / largest)
+    stiffness = float(torch.linalg.eigvalsh(monotone_forms(case.network, case.x).kernel())[-1])
+    time = min(TIME / max(2 * rate, 1e-12), MAX_STIFFNESS / stiffness)
     try:
         path = gradient_flow(case.network, case.x, case.y, time=time, points=10, tolerance=1e-7)
     except ConvergenceError as error:
@@ -147,7 +149,7 @@ def _descent_rate(case: Case, start: Start, step: float) -> tuple[Inequality, st
         path = gradient_descent(case.network, case.x, case.y, step_size=step, steps=STEPS)
     except ConvergenceError as error:
         return Inequality("largest L(k+1)/L(k)", math.nan, "<=", factor), str(error)
-    worst = max(b / a for a, b in pairwise(path.loss))
+    worst = largest(*(b / a for a, b in pairwise(path.loss)))
     note = f"The loss falls by {1 - factor:.3g} a step by lambda_0, and by {1 - worst:.3g} or more "
     return (
         Inequality("largest L(k+1)/L(k)", worst, "<=", factor, 1e-9),
@@ -213,7 +215,7 @@ def lemma_3_3_7(case: Case) -> Finding:
         unit = step * start.X * one.error(case.y)
         for name, bound in bounds.items():
             change = after.W - one.W if name == "W" else after.weights[name] - one.weights[name]
-            worst[name] = max(worst[name], _size(change) / (unit * bound))
+            worst[name] = largest(worst[name], _size(change) / (unit * bound))
     return Finding(
         hypotheses[:-1],
         [
@@ -235,7 +237,7 @@ def proposition_5(case: Case) -> Finding:
     """Measure the path of `W`."""
     start, _, moments, hypotheses = _common(case)
     U, u, A, m = _bars(start)
-    far = max(spectral(one.W - moments[0].W) for one in moments)
+    far = largest(*(spectral(one.W - moments[0].W) for one in moments))
     bound = 16 * start.X * start.error * (3 * A**2 + 2) * U * u / (start.lambda_0**2 * m**2)
     return Finding(
         [*start.balls(8.0), hypotheses[-1]],
@@ -253,7 +255,7 @@ def proposition_5(case: Case) -> Finding:
 def proposition_6(case: Case) -> Finding:
     """Measure the smallest singular value along the path."""
     start, _, moments, hypotheses = _common(case)
-    least = min(float(torch.linalg.svdvals(one.z)[-1]) for one in moments)
+    least = smallest(*(float(torch.linalg.svdvals(one.z)[-1]) for one in moments))
     return Finding(
         [*condition_2_mended(start), *hypotheses],
         [Inequality("sigma_min(Z(k))", least, ">=", start.lambda_0 / 2)],
@@ -280,9 +282,11 @@ def lemma_3_3_8(case: Case) -> Finding:
     start, step, moments, hypotheses = _common(case)
     first, second = _constants(start)
     bound = step * first + (step * start.lambda_0) ** 2 * second
-    worst = max(
-        float((after.output - one.output).norm()) / (one.error(case.y) * bound)
-        for one, after in pairwise(moments)
+    worst = largest(
+        *(
+            float((after.output - one.output).norm()) / (one.error(case.y) * bound)
+            for one, after in pairwise(moments)
+        )
     )
     return Finding(
         hypotheses,
@@ -305,10 +309,12 @@ def lemma_3_3_9(case: Case) -> Finding:
     first, second = _constants(start)
     rest = first - (start.bar("U") * start.X / start.m) ** 2
     bound = step * rest + (step * start.lambda_0) ** 2 * second
-    worst = max(
-        float((after.output - one.z @ after.weights["u"]) @ (one.output - case.y))
-        / one.error(case.y) ** 2
-        for one, after in pairwise(moments)
+    worst = largest(
+        *(
+            float((after.output - one.z @ after.weights["u"]) @ (one.output - case.y))
+            / one.error(case.y) ** 2
+            for one, after in pairwise(moments)
+        )
     )
     return Finding(
         hypotheses,
@@ -327,12 +333,14 @@ def lemma_3_3_9(case: Case) -> Finding:
 def lemma_3_3_10(case: Case) -> Finding:
     """Measure all steps."""
     start, step, moments, hypotheses = _common(case)
-    worst = max(
-        float((one.z @ after.weights["u"] - one.output) @ (one.output - case.y))
-        / (one.error(case.y) ** 2 / 2)
-        for one, after in pairwise(moments)
+    worst = largest(
+        *(
+            float((one.z @ after.weights["u"] - one.output) @ (one.output - case.y))
+            / (one.error(case.y) ** 2 / 2)
+            for one, after in pairwise(moments)
+        )
     )
-    least = min(float(torch.linalg.svdvals(one.z)[-1]) for one in moments)
+    least = smallest(*(float(torch.linalg.svdvals(one.z)[-1]) for one in moments))
     return Finding(
         [
             start.width(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.families.opteq.conjugate import envelope, invert, objective_value
 from equipoise.families.opteq.potential import Potential
 from equipoise.families.opteq.subject import (
@@ -58,7 +58,7 @@ def lemma_3(case: Case) -> Finding:
     size = 1 + max(float(own.norm()) for own in blocks)
     return Finding(
         [residual_of(composition, z)],
-        [Inequality("largest residual of a block", max(gaps) / size, "<=", SMALL)],
+        [Inequality("largest residual of a block", largest(*gaps) / size, "<=", SMALL)],
         "with alpha W~^T s(W~ P z~ + c~) + (1 - alpha) P z~; the journal leaves out the inner P",
     )
 
@@ -85,11 +85,11 @@ def theorem_2(case: Case) -> Finding:
         alpha, own, before = composition.alphas[number], blocks[number], blocks[number - 1]
         if alpha == 1:
             # y - f(y) is in dphi(f(y)): what is left is that the block is its layer's value.
-            worst = max(worst, float((potential.prox(before) - own).norm()))
+            worst = largest(worst, float((potential.prox(before) - own).norm()))
             continue
         inverse = invert(potential, own, 1 - alpha, before)
-        worst = max(worst, float((inverse - before).norm()))
-        slope = max(slope, _slope_error(potential, own, alpha, inverse - own))
+        worst = largest(worst, float((inverse - before).norm()))
+        slope = largest(slope, _slope_error(potential, own, alpha, inverse - own))
     return Finding(
         [*hypotheses, residual_of(composition, z)],
         [
@@ -141,10 +141,12 @@ def corollary_1(case: Case) -> Finding:
         for scale in (0.01, 0.1, 1.0):
             there = value(first + scale * own, last + scale * other)
             size = 1 + there.abs()
-            lowest = min(lowest, float(((there - least) / size).nan_to_num(torch.inf).min()))
+            lowest = smallest(
+                lowest, float(torch.where(there == torch.inf, there, (there - least) / size).min())
+            )
             middle = value(first + scale * own / 2, last + scale * other / 2)
             above = ((there + least) / 2 - middle) / size
-            bent = min(bent, float(above.nan_to_num(torch.inf).min()))
+            bent = smallest(bent, float(torch.where(there == torch.inf, there, above).min()))
     return Finding(
         [*hypotheses, residual_of(composition, z)],
         [
@@ -182,7 +184,7 @@ def theorem_3(case: Case) -> Finding:
         blocks = torch.stack(_blocks(own, z))
         distances.append(float((blocks - y).norm(dim=2).max()))
     size = 1 + float(y.norm(dim=1).max())
-    limit = max(distances[0] / 20, 1e-9 * size)
+    limit = largest(distances[0] / 20, 1e-9 * size)
     return Finding(
         [*hypotheses, *found],
         [
@@ -219,7 +221,7 @@ def lemma_7(case: Case) -> Finding:
         other = equilibrium_of(near, z)
         moved.append(float((other - z).norm(dim=1).max()))
         promised = float((near(z) - z).norm(dim=1).max()) / (1 - k)
-        over = max(over, moved[-1] - promised)
+        over = largest(over, moved[-1] - promised)
     return Finding(
         [*hypotheses, residual_of(composition, z)],
         [
@@ -249,7 +251,7 @@ def lemma_10(case: Case) -> Finding:
             if x is not y:
                 apart = x - y
                 inner = ((apart - composition(x) + composition(y)) * apart).sum(dim=1)
-                lowest = min(lowest, float((inner / apart.square().sum(dim=1)).min()))
+                lowest = smallest(lowest, float((inner / apart.square().sum(dim=1)).min()))
     ends = [equilibrium_of(composition, own) for own in states[:2]]
     middle = (ends[0] + ends[1]) / 2
     size = 1 + float(middle.norm(dim=1).max())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.families.opteq.conjugate import envelope
 from equipoise.families.opteq.potential import Potential
 from equipoise.families.opteq.subject import (
@@ -42,14 +42,14 @@ def theorem_1(case: Case) -> Finding:
     states = points(case)
     for potential in case.network.potentials:
         for y in states:
-            slope = max(slope, _relative(_gradient(potential, y), potential.prox(y)))
+            slope = largest(slope, _relative(_gradient(potential, y), potential.prox(y)))
         if all(own.holds for own in hypotheses):
             z = equilibrium_of(potential.prox, states[0])
             fixed.append(residual_of(potential.prox, z))
             least = potential.at_step(z)
             others = torch.stack([potential.at_step(y) for y in states])
             size = 1 + others.abs().amax(dim=0)
-            lowest = min(lowest, float(((others - least) / size).min()))
+            lowest = smallest(lowest, float(((others - least) / size).min()))
     conclusions = [
         Inequality("|grad psi - f|, relative", slope, "<=", SMALL),
         Inequality("phi elsewhere less phi at a fixed point", lowest, ">=", 0.0, SMALL),
@@ -78,10 +78,10 @@ def lemma_5(case: Case) -> Finding:
                     continue
                 v, apart = potential.prox(other), other - y
                 square = apart.square().sum(dim=1)
-                ratio = max(ratio, float(((v - u).norm(dim=1) / square.sqrt()).max()))
-                monotone = min(monotone, float((((v - u) * apart).sum(dim=1) / square).min()))
+                ratio = largest(ratio, float(((v - u).norm(dim=1) / square.sqrt()).max()))
+                monotone = smallest(monotone, float((((v - u) * apart).sum(dim=1) / square).min()))
                 above = potential.at_step(other) - own - ((y - u) * (v - u)).sum(dim=1)
-                support = min(support, float((above / (1 + square)).min()))
+                support = smallest(support, float((above / (1 + square)).min()))
     return Finding(
         [
             Inequality("<f(y) - f(y'), y - y'>/|y - y'|^2, so psi is convex", monotone, ">=", 0.0),
@@ -114,7 +114,7 @@ def lemma_6(case: Case) -> Finding:
             for y in states:
                 above = _tilted(potential, y, moved) - least
                 size = 1 + moved.square().sum(dim=1) + y.square().sum(dim=1)
-                lowest = min(lowest, float((above / size).min()))
+                lowest = smallest(lowest, float((above / size).min()))
     values = torch.linalg.svdvals(A)
     return Finding(
         [
@@ -170,7 +170,7 @@ def table_1(case: Case) -> Finding:
     least = alpha * envelope(potential, u, 1 - alpha) + (u - z).square().sum(dim=1) / 2
     for y in [*states, u + 0.1 * states[1]]:
         value = alpha * envelope(potential, y, 1 - alpha) + (y - z).square().sum(dim=1) / 2
-        skip = min(skip, float(((value - least) / (1 + value.abs())).min()))
+        skip = smallest(skip, float(((value - least) / (1 + value.abs())).min()))
     width = z.shape[1]
     A = torch.linalg.qr(torch.randn(width, width, dtype=z.dtype))[0] * 0.7
     shift = torch.randn(width, dtype=z.dtype)
@@ -183,7 +183,7 @@ def table_1(case: Case) -> Finding:
     there = potential.at_step(found @ A.T + shift)  # its own image, since it is fixed
     for y in states:
         value = potential.at_step(y)  # at A(z) for the z that A maps to f(y)
-        turned = min(turned, float(((value - there) / (1 + value.abs())).min()))
+        turned = smallest(turned, float(((value - there) / (1 + value.abs())).min()))
     rows = potential.apply(z) + potential.c
     root = torch.randn(rows.shape[1], rows.shape[1], dtype=z.dtype)
     S = root @ root.T
@@ -225,7 +225,13 @@ def table_2(case: Case) -> Finding:
         overlap = rows @ rows.T - torch.eye(len(rows), dtype=z.dtype)
         (slope,) = torch.autograd.grad(overlap.square().sum() / 2, features)
     return Finding(
-        [Inequality("features that are zero everywhere", float((z == 0).all(0).sum()), "<=", 0.0)],
+        [
+            Inequality(
+                "features that are zero everywhere", float((z == 0).all(0).sum()), "<=", 0.0
+            ),
+            # The normalised features of one sample are signs, and have no gradient.
+            Inequality("samples, at least 2", len(z), ">=", 2.0),
+        ],
         [
             Inequality("feature decay: |prox - z/(1 + gamma)|", decay, "<=", SMALL),
             Inequality("sparsity: |prox - shrinkage|", _relative(sparse, wanted), "<=", SMALL),
@@ -264,7 +270,7 @@ def _regularized(
         least = potential.at_step(before) + GAMMA * value(potential.prox(before))
         for y in states:
             other = potential.at_step(y) + GAMMA * value(potential.prox(y))
-            lowest = min(lowest, float(((other - least) / (1 + other.abs())).min()))
+            lowest = smallest(lowest, float(((other - least) / (1 + other.abs())).min()))
     claim = f"phi + gamma R elsewhere less that at a fixed point, R = {name}"
     return [Inequality(claim, lowest, ">=", 0.0, SMALL), *fixed]
 

@@ -8,7 +8,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Finding, Inequality, Subject, register_check
+from equipoise.analysis.check import (
+    Case,
+    Finding,
+    Inequality,
+    Subject,
+    count_of,
+    largest,
+    register_check,
+    smallest,
+)
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.families.opteq.convert import to_hidden_units, to_opteq
 from equipoise.families.opteq.feedforward import read
 from equipoise.families.opteq.layer import OptEq
@@ -37,15 +47,19 @@ def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
             continue
         seen: list[Tensor] = []
         hook = part.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
-        training = model.training
         try:
-            model.eval()(x)
+            with evaluation_mode(model):
+                model(x)
         finally:
             hook.remove()
-            model.train(training)
         if seen:
             network = copy.deepcopy(part).double().eval()
-            return Case(network, seen[0].double(), y, f"{len(part)} parts, {len(x)} samples")
+            return Case(
+                network,
+                seen[0].double(),
+                y,
+                f"{count_of(len(part), 'part')}, {count_of(len(x), 'sample')}",
+            )
     return None
 
 
@@ -68,7 +82,7 @@ def lemma_1(case: Case) -> Finding:
     needed = max((a + b for a, b in pairwise(widths)), default=0)
     lost = 0.0
     for before, own, wanted in zip(made.weights, made.weights[1:], parts.matrices, strict=False):
-        lost = max(lost, _relative(own @ before.T, wanted))
+        lost = largest(lost, _relative(own @ before.T, wanted))
     return Finding(
         [Inequality("m and max(n_k + n_(k+1))", made.state_features, ">=", needed)],
         [
@@ -133,9 +147,9 @@ def lemma_4(case: Case) -> Finding:
         _, sizes, V = torch.linalg.svd(A)
         free = V[m : m + n].T * W.norm()  # (k, n), mapped to zero by A
         B = (torch.linalg.pinv(A) @ W + free).T
-        rank = min(rank, float(sizes[-1] / sizes[0]))
-        lost = max(lost, _relative(A @ B.T, W))
-        least = min(least, float(torch.linalg.svdvals(B)[-1] / torch.linalg.svdvals(B)[0]))
+        rank = smallest(rank, float(sizes[-1] / sizes[0]))
+        lost = largest(lost, _relative(A @ B.T, W))
+        least = smallest(least, float(torch.linalg.svdvals(B)[-1] / torch.linalg.svdvals(B)[0]))
     return Finding(
         [Inequality("smallest singular value of A, relative", rank, ">", 1e-12)],
         [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.families.opteq.layer import OptEq
 from equipoise.families.opteq.subject import (
     OPTEQ,
@@ -61,7 +61,8 @@ def lemma_9(case: Case) -> Finding:
                 continue
             moved = (x - y) - gamma * (torch.tanh(x) - torch.tanh(y) + decay * (x - y))
             ratio = moved.norm(dim=1) / (x - y).norm(dim=1)
-            low, high = min(low, float(ratio.min())), max(high, float(ratio.max()))
+            low = smallest(low, float(ratio.min()))
+            high = largest(high, float(ratio.max()))
     return Finding(
         [Inequality("lambda and L/2", decay, "<=", 0.5)],
         [

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.families.relu_implicit.conditions import initialization
 from equipoise.families.relu_implicit.lemma import closed_forms
 from equipoise.families.relu_implicit.network import ReluImplicitNetwork
@@ -45,7 +45,7 @@ def _contraction(network: ReluImplicitNetwork) -> tuple[float, Inequality]:
     """`g` of Lemmas 2.2 and 2.3, and the hypothesis that it is below 1."""
     cell = network.cell
     c = float(torch.linalg.matrix_norm(cell.A.detach(), 2)) / math.sqrt(cell.width)
-    g = cell.gamma * max(1.0, c)
+    g = cell.gamma * largest(1.0, c)
     return g, Inequality("g = gamma max(1, |A|/sqrt(m)) is below 1", g, "<", 1.0)
 
 
@@ -96,10 +96,13 @@ def lemma_2_2(case: Case) -> Finding:
     longest, ratio = 0.0, 0.0
     for _ in range(STEPS):
         z, other = cell.step(z, phi), cell.step(other, phi)
-        longest = max(longest, float((z.norm(dim=1) / size).max()))
+        length = z.norm(dim=1)
+        # Of an input zero the state must be zero, for which 0/0 says nothing.
+        alone = torch.where(length == 0, 0.0, math.inf)
+        longest = largest(longest, float(torch.where(size == 0, alone, length / size).max()))
         now = (z - other).norm(dim=1)
-        sound = apart > ROUNDING * start  # below, rounding decides
-        ratio = max(ratio, float((now[sound] / apart[sound]).max()) if sound.any() else 0.0)
+        sound = ~(apart <= ROUNDING * start)  # below, rounding decides
+        ratio = largest(ratio, float((now[sound] / apart[sound]).max()) if sound.any() else 0.0)
         apart = now
     final = float((apart / start).max())
     bound = 1 / (1 - g) if g < 1 else math.inf
@@ -135,12 +138,14 @@ def lemma_2_3(case: Case) -> Finding:
         forms = closed_forms(network, x)
         exact = forms.gradients(y)
         inside = torch.addmm(forms.phi, forms.z, cell.A.T, alpha=cell.scale)
-        kink = min(float(inside.abs().min()), float((x @ cell.V.T).abs().min()))
+        kink = smallest(float(inside.abs().min()), float((x @ cell.V.T).abs().min()))
         masks = torch.cat([(inside > 0).to(x), torch.randint(0, 2, inside.shape).to(x)])
         eye = torch.eye(cell.width, dtype=x.dtype, device=x.device)
-        smallest = min(
-            float(torch.linalg.svdvals(eye - cell.scale * mask[:, None] * cell.A)[-1])
-            for mask in masks[: 2 * len(x)][:8]
+        least = smallest(
+            *(
+                float(torch.linalg.svdvals(eye - cell.scale * mask[:, None] * cell.A)[-1])
+                for mask in masks[: 2 * len(x)][:8]
+            )
         )
     loss = (unrolled_output(network, x) - y).square().sum() / 2
     weights = {"A": cell.A, "V": cell.V, "u": network.u, "v": network.v}
@@ -155,7 +160,7 @@ def lemma_2_3(case: Case) -> Finding:
         )
         for name in weights
     ]
-    conclusions.append(Inequality("smallest singular value", smallest, ">=", 1 - g, ROUNDING))
+    conclusions.append(Inequality("smallest singular value", least, ">=", 1 - g, ROUNDING))
     return Finding(
         [contraction, Inequality("distance of pre-activations from 0", kink, ">", 0.0)],
         conclusions,

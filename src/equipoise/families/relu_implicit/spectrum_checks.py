@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.families.relu_implicit.conditions import (
     concentration,
     initialization,
@@ -166,7 +166,7 @@ def lemma_3_4(case: Case) -> Finding:
     left = torch.linalg.svd(V, full_matrices=False).U[:, :1]
     right = torch.linalg.svd(x, full_matrices=False).Vh[:1]
     starts = [torch.randn_like(V) for _ in range(3)] + [left @ right, -left @ right, V, -V]
-    farthest, smallest, longest = 0.0, math.inf, 0.0
+    farthest, least, longest = 0.0, math.inf, 0.0
     for start in starts:
         step = start
         for _ in range(5):
@@ -174,9 +174,9 @@ def lemma_3_4(case: Case) -> Finding:
             near = torch.relu(x @ (V + step).T)
             there = near @ near.T / known.m
             distance = torch.linalg.matrix_norm(there - G, 2)
-            farthest = max(farthest, float(distance.detach()))
-            smallest = min(smallest, float(torch.linalg.eigvalsh(there.detach())[0]))
-            longest = max(longest, float(torch.linalg.matrix_norm((V + step).detach(), 2)))
+            farthest = largest(farthest, float(distance.detach()))
+            least = smallest(least, float(torch.linalg.eigvalsh(there.detach())[0]))
+            longest = largest(longest, float(torch.linalg.matrix_norm((V + step).detach(), 2)))
             (slope,) = torch.autograd.grad(distance, step)
             # The largest linear increase on the ball of the spectral norm is the polar factor.
             u, _, v = torch.linalg.svd(slope, full_matrices=False)
@@ -193,6 +193,6 @@ def lemma_3_4(case: Case) -> Finding:
         ],
         [
             Inequality("|G - G(0)|", farthest, "<=", known.lambda_0 / 4),
-            Inequality("lambda_min(G)", smallest, ">=", known.lambda_0 / 2),
+            Inequality("lambda_min(G)", least, ">=", known.lambda_0 / 2),
         ],
     )

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Subject
+from equipoise.analysis.check import Case, Subject, count_of
 from equipoise.families.relu_implicit.network import ReluImplicitNetwork
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.options import SolveOptions
@@ -58,7 +58,7 @@ def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
     network = exact_network(model)
     rows = network.prepare(x.double())
     output = "" if len(model.u) == 1 else ", first output"
-    label = f"{model.cell.width} units, {len(rows)} samples{output}"
+    label = f"{count_of(model.cell.width, 'unit')}, {count_of(len(rows), 'sample')}{output}"
     return Case(network, rows, _targets(y, len(model.u)), label)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from equipoise.analysis.check import Case, Finding, Inequality, register_check
+from equipoise.analysis.check import Case, Finding, Inequality, largest, register_check, smallest
 from equipoise.analysis.training_path import TrainingPath, gradient_descent, gradient_flow
 from equipoise.core.errors import ConvergenceError
 from equipoise.families.relu_implicit.conditions import (
@@ -67,9 +67,9 @@ def _flow(case: Case, known: Quantities, *, watch: bool) -> TrainingPath | None:
     if case.network.cell.norm() >= 1:
         return None
     measure = partial(_measure, case.network, case.x) if watch else None
-    largest = float(torch.linalg.eigvalsh(gram(case.network, case.x).H)[-1])
+    stiffness = float(torch.linalg.eigvalsh(gram(case.network, case.x).H)[-1])
     # Far from the theorems the problem is stiff, and would take forever.
-    time = min(TIME / max(known.lambda_0, 1e-12), MAX_STIFFNESS / largest)
+    time = min(TIME / max(known.lambda_0, 1e-12), MAX_STIFFNESS / stiffness)
     try:
         return gradient_flow(
             case.network,
@@ -104,11 +104,11 @@ def _bounds(known: Quantities, path: TrainingPath | None, k: float) -> list[Ineq
     reach = k * math.sqrt(known.n) * known.error / known.lambda_0
     norm = 2 * known.c * math.sqrt(known.m)
     return [
-        Inequality("(i) lambda_min(G(t))", min(path.further["G"]), ">=", known.lambda_0 / 2),
-        Inequality("(ii) |u(t) - u(0)|", max(path.further["u"]), "<=", 8 * known.c * reach),
-        Inequality("(iii) |v(t) - v(0)|", max(path.further["v"]), "<=", 4 * known.c * reach),
-        Inequality("(iv) |V(t)|", max(path.further["V"]), "<=", norm),
-        Inequality("(v) |A(t)|", max(path.further["A"]), "<=", norm),
+        Inequality("(i) lambda_min(G(t))", smallest(*path.further["G"]), ">=", known.lambda_0 / 2),
+        Inequality("(ii) |u(t) - u(0)|", largest(*path.further["u"]), "<=", 8 * known.c * reach),
+        Inequality("(iii) |v(t) - v(0)|", largest(*path.further["v"]), "<=", 4 * known.c * reach),
+        Inequality("(iv) |V(t)|", largest(*path.further["V"]), "<=", norm),
+        Inequality("(v) |A(t)|", largest(*path.further["A"]), "<=", norm),
     ]
 
 
