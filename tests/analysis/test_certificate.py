@@ -390,3 +390,65 @@ def test_declared_bounds_are_not_rounded_down() -> None:
     cell.bound = 1.00000001
     with pytest.raises(ValueError, match=r"below 1; got 1\.00000001\.$"):
         certify(Equilibrium(cell))
+
+
+class Flipped(type(OptEq(3, 4, 8).cell)):  # type: ignore[misc]
+    def step(self, z: Tensor, context: object) -> Tensor:
+        return -3 * super().step(z, context)
+
+
+class Doubled(Halving):
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return 4 * super().step(z, context)
+
+
+class Stretched(Skip):
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return 4 * super().step(z, context)
+
+
+def flipped() -> Cell:
+    cell = OptEq(3, 4, 8).cell
+    cell.__class__ = Flipped
+    return cell
+
+
+@pytest.mark.parametrize(
+    ("make", "who"),
+    [
+        (flipped, "Flipped has a step of its own"),
+        (lambda: Skip(flipped(), 0.5), "Flipped has a step of its own"),
+        (lambda: Regularized(flipped(), "l2", 0.1), "Flipped has a step of its own"),
+        (Doubled, "Doubled has a step of its own"),
+        (lambda: Stretched(Halving(), 0.5), "Stretched has a step of its own"),
+    ],
+)
+def test_certify_does_not_believe_what_a_subclass_inherits(make, who) -> None:
+    layer = Equilibrium(make())
+    found = certify(layer, strict=False)
+    assert (found.holds, found.lipschitz) == (False, math.inf)
+    assert who in found.statements[0].theorem
+    assert found.remedy.startswith("Define certificate of ")
+    with pytest.raises(ValueError, match=who):
+        certify(layer)
+
+
+def test_certify_does_not_believe_a_cell_with_a_hook() -> None:
+    layer = OptEq(3, 4, 8)
+    layer.cell.register_forward_hook(lambda _, __, z: 100 * z)
+    found = certify(layer, strict=False)
+    assert not found.holds
+    assert "a forward hook may change its output" in str(found)
+
+
+def test_certify_changes_nothing_in_a_model_in_training() -> None:
+    cell = Halving()
+    cell.bound = None
+    norm, frozen = nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval()
+    model = nn.Sequential(norm, frozen, Equilibrium(cell))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = certify(model, torch.randn(8, 3) + 5, strict=False)["2"]
+    assert found.further[0].claim.startswith("measured spectral radius")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.training, norm.training, frozen.training) == (True, True, False)
+    assert model[2].last is None

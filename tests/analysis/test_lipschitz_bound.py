@@ -15,7 +15,7 @@ from equipoise.core.tree import Structure
 from equipoise.families.lipschitz import LipschitzBounded
 from equipoise.families.monotone import MonotoneDense
 from equipoise.families.well_posed import WellPosed
-from equipoise.layers import Bound, Regularized
+from equipoise.layers import Bound, ChangeOfVariable, Regularized
 from equipoise.models import TableNetwork
 from equipoise.models.extractor import BasicBlock
 
@@ -176,3 +176,114 @@ def test_cell_of_ones_own_is_bounded_by_what_it_declares():
     cell = Own()
     norm = float(torch.linalg.matrix_norm(cell.inputs.weight.detach().double(), 2))
     assert lipschitz_bound(Equilibrium(cell)).value == pytest.approx(2 * norm)
+
+
+def test_part_that_comes_twice_counts_twice():
+    linear = nn.Linear(3, 3).double()
+    once = lipschitz_bound(nn.Sequential(linear)).value
+    assert lipschitz_bound(nn.Sequential(linear, nn.ReLU(), linear)).value == pytest.approx(once**2)
+    pool = nn.AdaptiveAvgPool2d(8)
+    images = torch.zeros(1, 1, 4, 4)
+    assert lipschitz_bound(nn.Sequential(pool, pool), images).value == math.inf
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Conv2d(1, 1, 1, padding=1, padding_mode="circular"),
+        nn.Conv2d(1, 1, 3, padding=2, padding_mode="circular"),
+        nn.Conv1d(1, 1, 3, padding=2, padding_mode="circular"),
+        nn.Softplus(threshold=0.0),
+        nn.Flatten(0),
+        nn.Unflatten(0, (1, 1)),
+    ],
+)
+def test_settings_that_repeat_or_jump_have_no_bound(module):
+    assert lipschitz_bound(nn.Sequential(module)).value == math.inf
+
+
+def test_circular_padding_within_the_reach_of_a_kernel_is_bounded():
+    torch.manual_seed(0)
+    same = nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular").double()
+    assert exact_norm(same, (1, 6, 6)) <= lipschitz_bound(same).value < math.inf
+
+
+def test_normalisation_of_another_axis_is_not_folded():
+    linear, norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[10.0, 0.0], [0.0, 0.1]]))
+        norm.weight.copy_(torch.tensor([0.1, 10.0]))
+    model = nn.Sequential(linear, norm).double().eval()
+    along = lipschitz_bound(model, torch.zeros(1, 2, 2, dtype=torch.float64)).value
+    assert exact_norm(model, (2, 2)) <= along
+    rows = lipschitz_bound(model, torch.zeros(1, 2, dtype=torch.float64)).value
+    assert exact_norm(model, (2,)) <= rows < 2
+
+
+def hooked_weights() -> nn.Module:
+    with pytest.warns(FutureWarning):
+        return nn.utils.weight_norm(nn.Linear(3, 3))
+
+
+def hooked(module: nn.Module, place: str = "", *, before: bool = False) -> nn.Module:
+    inside = module.get_submodule(place)
+    if before:
+        inside.register_forward_pre_hook(lambda _, inputs: (100 * inputs[0],))
+    else:
+        inside.register_forward_hook(lambda _, __, y: 100 * y)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: nn.Sequential(hooked(nn.Linear(3, 3))), "0"),
+        (lambda: nn.Sequential(hooked(nn.Linear(3, 3), before=True)), "0"),
+        (lambda: nn.Sequential(hooked(nn.Identity())), "0"),
+        (lambda: nn.Sequential(hooked(nn.Sequential(nn.ReLU()))), "0"),
+        (lambda: nn.Sequential(hooked_weights()), "0"),
+        (lambda: nn.Sequential(hooked(OptEq(3, 3, 4), before=True)), "0"),
+        (lambda: nn.Sequential(hooked(OptEq(3, 3, 4), "cell")), "0.cell"),
+        (lambda: nn.Sequential(hooked(OptEq(3, 3, 4), "cell.inputs.0")), "0.cell.inputs.0"),
+    ],
+)
+def test_module_with_a_hook_has_no_bound(make, name):
+    found = lipschitz_bound(make())
+    assert found.value == math.inf
+    assert found.pairs is None
+    assert name in [part.name for part in found.unknown if "hook" in part.theorem]
+
+
+class Louder(type(OptEq(3, 4, 8).cell)):
+    def inject(self, x: Tensor) -> Tensor:
+        return super().inject(100 * x)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda cell: cell,
+        lambda cell: Skip(cell, 0.5),
+        lambda cell: ChangeOfVariable(cell, scale=2.0),
+        lambda cell: Regularized(cell, "l2", 0.1),
+        lambda cell: Skip(Regularized(cell, "l2", 0.1), 0.5),
+    ],
+)
+def test_wrapped_subclass_inherits_no_bound(wrap):
+    cell = OptEq(3, 4, 8).cell
+    cell.__class__ = Louder
+    layer = Equilibrium(wrap(cell))
+    found = lipschitz_bound(nn.Sequential(layer, nn.Linear(4, 2)))
+    assert "Louder has an inject of its own" in found.unknown[0].theorem
+    assert found.pairs is None
+    assert found.errors[0].factor == math.inf
+
+
+class Loud(TableNetwork):
+    def prepare(self, x: Tensor) -> Tensor:
+        return 100 * x
+
+
+def test_network_that_prepares_samples_otherwise_inherits_no_bound():
+    found = lipschitz_bound(Loud(OptEq(3, 4, 8), nn.Linear(4, 2), (3,)))
+    assert "Loud has a prepare of its own" in found.unknown[0].theorem

@@ -144,3 +144,37 @@ def test_certificates_hold_after_ten_thousand_steps_with_projection(name):
         certifier.model, x.double(), found.predicted, found.radius, AttackSettings(50, 3)
     )
     assert (margin > 0)[found.radius > 0].all()
+
+
+def test_radii_count_a_normalisation_after_the_last_map():
+    torch.manual_seed(0)
+    linear, norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+    with torch.no_grad():
+        norm.weight.mul_(torch.tensor([50.0, 20.0, 80.0]))
+    x = torch.randn(64, 3, dtype=torch.float64)
+    for sample in (None, x):
+        certifier = RadiusCertifier(nn.Sequential(linear, norm), x=sample)
+        found, y = certifier.radii(x), certifier.logits(x)[0]
+        scale = norm.weight / (norm.running_var + norm.eps).sqrt()
+        rows = (scale[:, None] * linear.weight).detach().double()
+        apart = (rows[found.predicted][:, None] - rows).norm(dim=2)
+        gaps = y.gather(1, found.predicted[:, None]) - y
+        true = torch.where(apart > 0, gaps / apart, math.inf).amin(dim=1)
+        assert (found.radius <= true * (1 + 1e-6)).all()
+    assert (found.radius >= 0.99 * true).all()  # rows are known to be what is given
+
+
+def test_radii_of_a_last_map_that_acts_on_parts_of_a_sample_are_by_the_norm():
+    model = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 2), nn.Flatten())
+    found = RadiusCertifier(model).radii(torch.randn(5, 4))
+    assert (found.radius > 0).all()
+
+
+def test_largest_residual_of_a_layer_that_comes_twice_counts():
+    torch.manual_seed(0)
+    layer = OptEq(4, 4, 6)
+    certifier = RadiusCertifier(nn.Sequential(layer, layer, nn.Linear(4, 2)), max_steps=1)
+    x = 100 * torch.randn(3, 4)
+    first = RadiusCertifier(nn.Sequential(layer, nn.Linear(4, 2)), max_steps=1)
+    assert len(certifier.bound.errors) == 2
+    assert (certifier.logits(x)[1]["0"] >= first.logits(x)[1]["0"]).all()

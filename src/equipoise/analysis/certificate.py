@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import overload
@@ -18,8 +18,8 @@ from equipoise.core.errors import ConvergenceWarning
 from equipoise.core.tree import Layout, Tree
 from equipoise.core.validate import SettingError, require_type
 from equipoise.layers import Cell, Certificate, Equilibrium, Statement
+from equipoise.layers.belief import certificate_of
 from equipoise.layers.certificate import significant
-from equipoise.layers.declarations import certificate_of
 
 __all__ = ["certify", "require_finite_weights", "require_layer"]
 
@@ -54,7 +54,7 @@ def certify(
     Args:
         layer: An equilibrium layer, or a model that holds some.
         x: Some samples. Where nothing is proved, the spectral radius of the step's Jacobian at
-            their equilibria is measured, which proves nothing of others.
+            their equilibria is measured in evaluation mode, which proves nothing of others.
         strict: Whether to raise `ValueError` where the proof fails, rather than return a
             certificate that says so.
 
@@ -91,8 +91,11 @@ def _certify(
     if certificate.holds:
         return certificate
     x = find_input()
-    measured = () if x is None else (measure_radius(layer, x),)
-    return replace(certificate, further=(*certificate.further, *measured))
+    if x is None:
+        return certificate
+    with _evaluating(layer):
+        measured = measure_radius(layer, x)
+    return replace(certificate, further=(*certificate.further, measured))
 
 
 def state_rate(layer: Equilibrium, certificate: Certificate) -> Statement | None:
@@ -153,12 +156,29 @@ def _find_inputs(model: nn.Module, layers: Mapping[str, Equilibrium], x: Tree) -
         stack.callback(layers[name].register_forward_pre_hook(keep).remove)
 
     with ExitStack() as stack:
+        stack.enter_context(_evaluating(model))
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore", ConvergenceWarning)
         for name in layers:
             listen(name, stack)
         model(x)
     return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards each module has its own mode again, and its own last solve."""
+    modes = [(module, module.training) for module in model.modules()]
+    logs = [one.solves for one in model.modules() if isinstance(one, Equilibrium)]
+    before = [dict(vars(log)) for log in logs]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+        for log, values in zip(logs, before, strict=True):
+            vars(log).update(values)
 
 
 def require_layer(owner: str, layer: object) -> None:
@@ -195,7 +215,8 @@ def _refusal(key: str, certificate: Certificate) -> SettingError:
     own = certificate.chain[0].lipschitz if certificate.chain else math.inf
     if own == math.inf:
         name = certificate.chain[0].name if certificate.chain else "a cell"
-        return SettingError(key, rule, bound, remedy, got=f"{name}, of which none is known")
+        why = f": {certificate.basis}" if certificate.basis else ""
+        return SettingError(key, rule, bound, remedy, got=f"{name}, of which none is known{why}")
     for (_, before), (name, after) in zip(certificate.chain, certificate.chain[1:], strict=False):
         if before < 1 <= after:
             what = significant(after, 6) if after < math.inf else "no known constant"

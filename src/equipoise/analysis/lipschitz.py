@@ -13,13 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.analysis.torch_bounds import (
-    ISOMETRIES,
     bound_torch_module,
     channel_scales,
+    is_isometry,
     torch_kind,
 )
 from equipoise.core.validate import require_type
 from equipoise.layers import Bound, Cell, Chain, Equilibrium, Part, Sum
+from equipoise.layers.belief import (
+    error_factor_of,
+    find_hook,
+    find_refusal,
+    output_lipschitz_of,
+    row_lipschitz_of,
+)
 from equipoise.layers.lipschitz import round_up, unknown
 from equipoise.operators import dense_norm
 
@@ -102,17 +109,19 @@ def lipschitz_bound(model: nn.Module, x: Tensor | None = None) -> NetworkBound:
     leaves = walk.flatten(model)
     values = walk.bound(leaves)
     steps = [(leaf, bound) for leaf, bound in zip(leaves, values, strict=True) if bound is not None]
+    steps = [*walk.find_hooks(), *steps]
+    scales = walk.find_last_scales(leaves)
     constants = [bound.value for _, bound in steps]
     return NetworkBound(
         _product(constants),
         tuple(bound for _, bound in steps),
-        _pair_bounds(steps, 0),
+        _pair_bounds(steps, 0, scales),
         tuple(
             SolveError(
                 walk.names.get(id(leaf), "equilibrium"),
-                leaf.cell.error_factor(),
+                error_factor_of(leaf.cell),
                 _product(constants[place + 1 :]),
-                _pair_bounds(steps, place + 1),
+                _pair_bounds(steps, place + 1, scales),
             )
             for place, (leaf, _) in enumerate(steps)
             if isinstance(leaf, Equilibrium)
@@ -131,7 +140,8 @@ class _Walk:
     def __init__(self, model: nn.Module, x: Tensor | None) -> None:
         self.model, self.x = model, x
         self.names = {id(module): name for name, module in model.named_modules()}
-        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._shapes: dict[str, set[tuple[int, ...]]] | None = None
+        self._refused: set[int] = set()
 
     def flatten(self, part: Part) -> list[Part]:
         """Return what is done one after the other: modules of torch, equilibria, sums, numbers."""
@@ -139,11 +149,16 @@ class _Walk:
             return [leaf for one in part.parts for leaf in self.flatten(one)]
         if isinstance(part, Bound | Sum | Equilibrium):
             return [part]
+        hook = find_hook(part)
+        if hook is not None:
+            self._refused.add(id(part))
+            return [unknown(self._name(part), hook)]
         if torch_kind(part) is nn.Sequential:
-            return [leaf for one in part.children() for leaf in self.flatten(one)]
-        if torch_kind(part) in ISOMETRIES:
+            modules = part._modules.values()  # children() leaves out what comes twice
+            return [leaf for one in modules if one is not None for leaf in self.flatten(one)]
+        if is_isometry(part):
             return []
-        reason = _refusal(part, "output_lipschitz", ("forward",))
+        reason = find_refusal(part, "output_lipschitz", ("forward", "prepare"))
         if reason is None:
             return self.flatten(part.output_lipschitz())  # type: ignore[operator]
         if torch_kind(part).__module__.startswith("torch."):
@@ -155,7 +170,7 @@ class _Walk:
         found: list[Bound | None] = []
         for place, leaf in enumerate(leaves):
             after = leaves[place + 1] if place + 1 < len(leaves) else None
-            if place and self._folds(leaves[place - 1], leaf):
+            if place and self._folded_scales(leaves[place - 1], leaf) is not None:
                 found.append(None)
             elif isinstance(leaf, Bound):
                 found.append(leaf)
@@ -165,34 +180,46 @@ class _Walk:
                 found.append(self._sum(leaf))
             else:
                 assert isinstance(leaf, nn.Module)
-                folded = after if self._folds(leaf, after) else None
-                scales = channel_scales(folded) if isinstance(folded, nn.Module) else None
+                scales = self._folded_scales(leaf, after)
                 name = self._name(leaf)
                 found.append(bound_torch_module(leaf, name, partial(self._shape, name), scales))
         return found
 
-    @staticmethod
-    def _folds(first: Part, second: Part | None) -> bool:
-        """Whether a linear map is followed by a normalisation that is part of it."""
-        return (
-            isinstance(first, nn.Module)
-            and isinstance(second, nn.Module)
-            and torch_kind(first) in (nn.Linear, nn.Conv1d, nn.Conv2d)
-            and channel_scales(second) is not None
-        )
+    def find_hooks(self) -> list[tuple[Part, Bound]]:
+        """Return an unknown part for each module with a hook that no leaf has told of."""
+        found: list[tuple[Part, Bound]] = []
+        for module in self.model.modules():
+            hook = None if id(module) in self._refused else find_hook(module)
+            if hook is not None:
+                missing = unknown(self._name(module), hook)
+                found.append((missing, missing))
+        return found
+
+    def find_last_scales(self, leaves: Sequence[Part]) -> Tensor | None:
+        """Return what a last normalisation multiplies the rows of the linear map before it by."""
+        return self._folded_scales(leaves[-2], leaves[-1]) if len(leaves) > 1 else None
+
+    def _folded_scales(self, first: Part, second: Part | None) -> Tensor | None:
+        """The factors of a normalisation after a linear map, if they are of the map's outputs."""
+        if not (isinstance(first, nn.Module) and isinstance(second, nn.Module)):
+            return None
+        kind, scales = torch_kind(first), channel_scales(second)
+        if kind not in (nn.Linear, nn.Conv1d, nn.Conv2d) or scales is None:
+            return None
+        if len(scales) != len(first.weight):  # type: ignore[arg-type]
+            return None
+        # Axis 1 is normalised, which is that of a linear map's outputs for rows alone.
+        shape = self._shape(self._name(first)) if kind is nn.Linear else None
+        rows = kind is not nn.Linear or (shape is not None and len(shape) == 2)
+        return scales if rows else None
 
     def _equilibrium(self, layer: Equilibrium) -> Bound:
         name, cell = self._name(layer), layer.cell
-        reason = (
-            _refusal(layer, "output_lipschitz", ("forward",))
-            or _refusal(cell, "output_lipschitz", ("step", "inject", "readout"))
-            or _refusal(cell, "input_lipschitz", ("step", "inject"))
-        )
+        reason = find_refusal(layer, "output_lipschitz", ("forward",))
         if reason is not None:
+            self._refused.add(id(layer))
             return unknown(name, reason)
-        if cell.coupled:
-            return unknown(name, "the samples of a batch depend on each other")
-        return self._total(name, cell.output_lipschitz())
+        return self._total(name, output_lipschitz_of(cell))
 
     def _sum(self, part: Sum) -> Bound:
         terms = [self._total(part.name, one) for one in part.parts]
@@ -217,49 +244,28 @@ class _Walk:
         return self.names.get(id(module)) or type(module).__name__
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of a module's input when the network gets a sample; tried once."""
+        """The shape of a module's input when the network gets a sample; None if it has several."""
         if self._shapes is None:
             self._shapes = _trace_shapes(self.model, self.x)
-        return self._shapes.get(name)
-
-
-def _refusal(owner: object, method: str, needed: Sequence[str]) -> str | None:
-    """Why what a class says must not be believed of an object, if so.
-
-    A subclass that computes something else than the class whose statement it inherits has none,
-    unless that class left it open what is computed.
-    """
-    kind = type(owner)
-    if not callable(getattr(kind, method, None)):
-        return f"{kind.__name__} has no {method}"
-    says = next(one for one in kind.__mro__ if method in vars(one))
-    for name in needed:
-        definer = next((one for one in kind.__mro__ if name in vars(one)), None)
-        left_open = getattr(says, name, None) in (getattr(Cell, name, None), nn.Module.forward)
-        if definer is None or left_open:
-            continue
-        if kind.__mro__.index(definer) < kind.__mro__.index(says):
-            return f"{definer.__name__} has a {name} of its own, of which {method} knows nothing"
-    if isinstance(owner, nn.Module) and owner._forward_hooks:
-        return "a forward hook may change its output"
-    return None
+        several = self._shapes.get(name, set())
+        return next(iter(several)) if len(several) == 1 else None
 
 
 @torch.no_grad()
-def _trace_shapes(model: nn.Module, x: Tensor | None) -> dict[str, tuple[int, ...]]:
+def _trace_shapes(model: nn.Module, x: Tensor | None) -> dict[str, set[tuple[int, ...]]]:
     """The shapes of all modules' inputs for a sample; empty if nobody names one."""
     if x is None:
         shape = getattr(model, "input_shape", None)
         if shape is None:
             return {}
         x = torch.zeros(1, *shape, dtype=next(model.parameters()).dtype)
-    found: dict[str, tuple[int, ...]] = {}
+    found: dict[str, set[tuple[int, ...]]] = {}
     trial = copy.deepcopy(model).eval()
 
     def listen(name: str, module: nn.Module) -> None:
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             if inputs and isinstance(inputs[0], Tensor):
-                found[name] = tuple(inputs[0].shape)
+                found.setdefault(name, set()).add(tuple(inputs[0].shape))
 
         module.register_forward_pre_hook(keep)
 
@@ -271,8 +277,16 @@ def _trace_shapes(model: nn.Module, x: Tensor | None) -> dict[str, tuple[int, ..
     return found
 
 
-def _pair_bounds(steps: Sequence[tuple[Part, Bound]], first: int) -> Tensor | None:
-    """How far the difference of two outputs moves with the input of part `first` of a chain."""
+def _pair_bounds(
+    steps: Sequence[tuple[Part, Bound]], first: int, scales: Tensor | None
+) -> Tensor | None:
+    """How far the difference of two outputs moves with the input of part `first` of a chain.
+
+    Args:
+        steps: The chain.
+        first: The part.
+        scales: What the outputs of the last part are multiplied by, if it is a linear map.
+    """
     if first >= len(steps):
         return None
     last, bound = steps[-1]
@@ -282,6 +296,7 @@ def _pair_bounds(steps: Sequence[tuple[Part, Bound]], first: int) -> Tensor | No
         return None
     if isinstance(last, nn.Module) and torch_kind(last) is nn.Linear:
         weight: Tensor = last.weight.detach().double()  # type: ignore[operator]
+        weight = weight if scales is None else weight * scales[:, None]
         if not 1 < len(weight) <= MAX_PAIRED_CLASSES:
             return None
         rows = weight[:, None] - weight
@@ -308,11 +323,9 @@ def _pair_bounds(steps: Sequence[tuple[Part, Bound]], first: int) -> Tensor | No
 
 def _row_bounds(cell: Cell, rows: Tensor) -> Tensor | None:
     """What a cell says of the differences of outputs, each pair asked once."""
-    if _refusal(cell, "row_lipschitz", ("step", "inject", "readout")) is not None:
-        return None
     count = len(rows)
     upper = torch.triu_indices(count, count, 1)
-    found = cell.row_lipschitz(rows[upper[0], upper[1]])
+    found = row_lipschitz_of(cell, rows[upper[0], upper[1]])
     if found is None:
         return None
     whole = torch.zeros(count, count, dtype=torch.float64)

@@ -139,8 +139,9 @@ class RadiusCertifier:
         proved = (margins - error).nan_to_num(-math.inf)
         by_norm = _least(proved, others, torch.full_like(margins, 2 * self.bound.value))
         spread = torch.full_like(margins, math.sqrt(2) * self.bound.value * (1 + 1e-12))
-        if self.bound.pairs is not None:
-            spread = torch.minimum(spread, self.bound.pairs.to(y)[top.indices])
+        pairs = _fitting(self.bound.pairs, y)
+        if pairs is not None:
+            spread = torch.minimum(spread, pairs[top.indices])
         pairwise = _least(proved, others, spread)
         worst = error.masked_fill(~others, 0.0).amax(dim=1)
         radius = torch.maximum(by_norm, pairwise)
@@ -162,7 +163,13 @@ class RadiusCertifier:
 def _margin_factor(error: SolveError, classes: Tensor, margins: Tensor) -> Tensor:
     """How far margins move with the output of an equilibrium."""
     whole = torch.full_like(margins, math.sqrt(2) * error.output * (1 + 1e-12))
-    return whole if error.pairs is None else torch.minimum(whole, error.pairs.to(margins)[classes])
+    pairs = _fitting(error.pairs, margins)
+    return whole if pairs is None else torch.minimum(whole, pairs[classes])
+
+
+def _fitting(pairs: Tensor | None, y: Tensor) -> Tensor | None:
+    """Bounds of pairs, unless the last map acts on parts of a sample: they are of its outputs."""
+    return None if pairs is None or len(pairs) != y.shape[1] else pairs.to(y)
 
 
 def _least(margins: Tensor, others: Tensor, constants: Tensor) -> Tensor:
@@ -203,7 +210,9 @@ def _listening(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     def listen(name: str, layer: Equilibrium, stack: ExitStack) -> None:
         def measure(_: nn.Module, inputs: tuple[Tree, ...], __: Tree) -> None:
             assert layer.last is not None
-            found[name] = _residual(layer, inputs[0], layer.last.value)
+            residual = _residual(layer, inputs[0], layer.last.value)
+            # A layer may be used more than once: its largest residual counts.
+            found[name] = torch.maximum(found.get(name, residual), residual)
 
         stack.callback(layer.register_forward_hook(measure).remove)
 

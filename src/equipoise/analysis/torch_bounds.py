@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from equipoise.layers.lipschitz import Bound, round_up, unknown
 from equipoise.operators import convolution_bound, dense_norm
 
-__all__ = ["ISOMETRIES", "bound_torch_module", "channel_scales", "torch_kind"]
+__all__ = ["bound_torch_module", "channel_scales", "is_isometry", "torch_kind"]
 
 ISOMETRIES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d)
 """Modules that change no distance between two samples in evaluation mode."""
@@ -21,6 +21,15 @@ ISOMETRIES = (nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout, nn.Dropout1d, n
 Shape = tuple[int, ...]
 FindShape = Callable[[], Shape | None]
 """Returns the shape of a module's input, batch first, or None if nobody can tell."""
+
+
+def is_isometry(module: nn.Module) -> bool:
+    """Return whether a module changes no distance between two samples in evaluation mode."""
+    if torch_kind(module) not in ISOMETRIES:
+        return False
+    if isinstance(module, nn.Flatten):
+        return module.start_dim > 0  # samples stay apart
+    return not isinstance(module, nn.Unflatten) or (isinstance(module.dim, int) and module.dim > 0)
 
 
 def torch_kind(module: nn.Module) -> type[nn.Module]:
@@ -57,7 +66,10 @@ def bound_torch_module(
         return Bound(name, float(own.abs().max()), "largest factor of a channel, in eval mode")
     slope = _SLOPES.get(kind)
     if slope is not None:
-        return Bound(name, slope(module), "largest slope")
+        value = slope(module)
+        if value == math.inf:
+            return unknown(name, f"{kind.__name__} jumps with such settings")
+        return Bound(name, value, "largest slope")
     return unknown(name, f"nothing is known of {kind.__name__}")
 
 
@@ -84,6 +96,11 @@ def _convolution(module: Any, scales: Tensor | None) -> Found:
     kernel = kernel[:, :, None] if kernel.dim() == 3 else kernel
     if module.padding_mode not in ("zeros", "circular"):
         return math.inf, f"padding {module.padding_mode!r} repeats pixels"
+    if module.padding_mode == "circular" and not isinstance(module.padding, str):
+        reach = [size - 1 for size in module.kernel_size]
+        sides = zip(module.padding, module.dilation, reach, strict=True)
+        if any(2 * padding > step * own for padding, step, own in sides):
+            return math.inf, "circular padding beyond the kernel's reach repeats outputs"
     if scales is not None:
         kernel = kernel * scales[:, None, None, None]
     # At any dilation the frequencies are the same, and a stride leaves outputs out.
@@ -167,17 +184,21 @@ _POOLS: dict[type[nn.Module], Callable[[Any, Shape | None], Found | None]] = {
 }
 
 
+def _softplus(module: Any) -> float:
+    """1, if what is left out beyond the threshold is lost in rounding."""
+    return 1.0 if module.threshold >= nn.Softplus().threshold else math.inf
+
+
 def _one(_: Any) -> float:
     return 1.0
 
 
 _SLOPES: dict[type[nn.Module], Callable[[Any], float]] = {
-    **dict.fromkeys(ISOMETRIES, _one),
     nn.ZeroPad2d: _one,
     nn.ReLU: _one,
     nn.ReLU6: _one,
     nn.Tanh: _one,
-    nn.Softplus: _one,
+    nn.Softplus: _softplus,
     nn.Softsign: _one,
     nn.Softshrink: _one,
     nn.Hardtanh: _one,

@@ -15,10 +15,11 @@ from equipoise.core.attribute_watch import AttributeWatch
 from equipoise.core.module_tensors import ModuleTensors
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Layout, Structure, Tree
+from equipoise.layers.belief import certificate_of, contraction_response
 from equipoise.layers.certificate import Certificate, Link, significant
 from equipoise.layers.compiled_step import CompiledStep
 from equipoise.layers.declarations import lipschitz_number
-from equipoise.layers.lipschitz import Part, contraction_response, round_up, unknown
+from equipoise.layers.lipschitz import Part, round_up, unknown
 from equipoise.layers.problem import Problem
 from equipoise.solvers.coordinates import CoordinateProblem, Coordinates, Reduced
 from equipoise.solvers.problem import Equation, Linearization, Work
@@ -139,7 +140,7 @@ class Cell(nn.Module):
 
         By default `1/(1 - Lip_z)` where the step contracts; infinite where none is known.
         """
-        factor = round_up(self.certificate().lipschitz)
+        factor = round_up(certificate_of(self).lipschitz)
         contracts = factor < 1 and self.reads_out_the_state
         return round_up(1 / (1 - factor)) if contracts else math.inf
 

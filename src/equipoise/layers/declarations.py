@@ -11,14 +11,12 @@ from torch import Tensor
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Tree
 from equipoise.core.validate import SettingError, require_between, require_type
-from equipoise.layers.certificate import Certificate
 from equipoise.layers.problem import Problem
 
 if TYPE_CHECKING:
     from equipoise.layers.cell import Cell
 
 __all__ = [
-    "certificate_of",
     "contributions_of",
     "lipschitz_number",
     "norms_of",
@@ -44,13 +42,6 @@ def lipschitz_number(owner: object, bound: object) -> float | None:
         raise SettingError(key, "be one number, or None", bound, got=_describe(bound))
     require_between(key, number, 0, math.inf)
     return number if number < math.inf else None
-
-
-def certificate_of(cell: Cell) -> Certificate:
-    """Return the certificate of a cell."""
-    found = cell.certificate()
-    require_type(f"{type(cell).__name__}.certificate", found, Certificate, "a Certificate")
-    return found
 
 
 def problem_of(cell: Cell, x: Tree) -> Problem:

@@ -18,6 +18,7 @@ from equipoise.core.tree import Layout, Structure, Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.start import StartStates
+from equipoise.layers.belief import output_lipschitz_of
 from equipoise.layers.cell import Cell, CellEquation, forbid_batch_statistics
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.lipschitz import Part
@@ -306,7 +307,7 @@ class Equilibrium(nn.Module):
 
     def output_lipschitz(self) -> Part:
         """Return how far the output moves with the input, as the cell says."""
-        return self.cell.output_lipschitz()
+        return output_lipschitz_of(self.cell)
 
     def _begin(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> None:
         """Called before each solve, with what it is about to be done with."""

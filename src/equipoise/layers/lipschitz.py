@@ -10,21 +10,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from torch import nn
 
 from equipoise.core.validate import require_between
-
-if TYPE_CHECKING:
-    from equipoise.layers.cell import Cell
 
 __all__ = [
     "Bound",
     "Chain",
     "Part",
     "Sum",
-    "contraction_response",
     "reciprocal_up",
     "round_up",
     "unknown",
@@ -98,27 +94,3 @@ def unknown(name: str, reason: str) -> Bound:
         reason: Why, worded to follow the name.
     """
     return Bound(name, math.inf, reason)
-
-
-def contraction_response(cell: Cell) -> Part:
-    """Return `Lip_x / (1 - Lip_z)`, how far the equilibrium of a contraction moves.
-
-    For `z = f(z, x)` and `z' = f(z', x')`, `|z - z'| <= Lip_z |z - z'| + Lip_x |x - x'|`.
-
-    Args:
-        cell: The cell, whose certificate has `Lip_z` and which says `Lip_x` itself.
-    """
-    name = type(cell).__name__
-    if cell.coupled:
-        return unknown(name, "the samples of a batch depend on each other")
-    if not cell.reads_out_the_state:
-        return unknown(name, "what it reads out of the equilibrium is not the state itself")
-    factor = round_up(cell.certificate().lipschitz)
-    if not factor < 1:
-        return unknown(name, "its step is not proved to be a contraction")
-    response = Bound(
-        f"{name}: 1/(1 - {factor:.6g})",
-        round_up(1 / (1 - factor)),
-        "|z - z'| <= Lip_x |x - x'| / (1 - Lip_z)",
-    )
-    return Chain((cell.input_lipschitz(), response))

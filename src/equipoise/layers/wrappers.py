@@ -18,10 +18,16 @@ from equipoise.core.validate import (
     require_positive,
     require_type,
 )
+from equipoise.layers.belief import (
+    certificate_of,
+    error_factor_of,
+    input_lipschitz_of,
+    output_lipschitz_of,
+    row_lipschitz_of,
+)
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, averaged
 from equipoise.layers.declarations import (
-    certificate_of,
     contributions_of,
     lipschitz_number,
     norms_of,
@@ -132,16 +138,16 @@ class Skip(Wrapper):
         return averaged(lipschitz, self.alpha)
 
     def input_lipschitz(self) -> Part:
-        return Chain((self.cell.input_lipschitz(), Bound("Skip", self.alpha)))
+        return Chain((input_lipschitz_of(self.cell), Bound("Skip", self.alpha)))
 
     def output_lipschitz(self) -> Part:
-        return self.cell.output_lipschitz()  # the equilibria are the same
+        return output_lipschitz_of(self.cell)  # the equilibria are the same
 
     def row_lipschitz(self, rows: Tensor) -> Tensor | None:
-        return self.cell.row_lipschitz(rows)
+        return row_lipschitz_of(self.cell, rows)
 
     def error_factor(self) -> float:
-        return round_up(self.cell.error_factor() / self.alpha)  # alpha f(z) + (1 - alpha) z - z
+        return round_up(error_factor_of(self.cell) / self.alpha)  # alpha f(z) + (1 - alpha) z - z
 
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).skipped(self.alpha)
@@ -317,12 +323,12 @@ class ChangeOfVariable(Wrapper):
         return Bound("ChangeOfVariable", (1 + 1e-6) / smallest, "the norm of the inverse of A")
 
     def input_lipschitz(self) -> Part:
-        return Chain((self.cell.input_lipschitz(), self._shrunk()))
+        return Chain((input_lipschitz_of(self.cell), self._shrunk()))
 
     def output_lipschitz(self) -> Part:
         if not self.cell.reads_out_the_state:
             return unknown(type(self).__name__, "it changes what its cell reads out")
-        return Chain((self.cell.output_lipschitz(), self._shrunk()))
+        return Chain((output_lipschitz_of(self.cell), self._shrunk()))
 
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).changed(self)
@@ -422,7 +428,7 @@ class Regularized(Wrapper):
         return None if self.factor is None else self.factor * lipschitz
 
     def input_lipschitz(self) -> Part:
-        return self.cell.input_lipschitz()  # at `T_R(z)` in place of `z`
+        return input_lipschitz_of(self.cell)  # at `T_R(z)` in place of `z`
 
     def problem(self, x: Any) -> Problem:
         return problem_of(self.cell, x).regularized(self)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.core.validate import SettingError, require_count, require_flag
 from equipoise.families.relu_implicit.cell import ReluImplicitCell
+from equipoise.layers.belief import input_lipschitz_of
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, unknown
 from equipoise.layers.options import SolveOptions
@@ -107,7 +108,7 @@ class ReluImplicitNetwork(Model):
             Bound(name, float(dense_norm(weight.double())), "spectral norm")
             for name, weight in (("u", self.u), ("v", self.v))
         )
-        direct = Chain((self.cell.input_lipschitz(), v))
+        direct = Chain((input_lipschitz_of(self.cell), v))
         return Sum((Chain((self.equilibrium, u)), direct), "u z + v phi")
 
 
