@@ -104,6 +104,8 @@ def run(arguments: Namespace) -> int:
 
 def page(found: CertifiedRun) -> Iterator[str]:
     """Return all lines about a network."""
+    from equipoise.layers.certificate import significant
+
     for name, certificate in found.equilibria.items():
         yield name
         yield from block(certificate)
@@ -112,17 +114,18 @@ def page(found: CertifiedRun) -> Iterator[str]:
     if bound.unknown:
         yield "  Lipschitz constant: unknown"
     else:
-        from equipoise.layers.certificate import significant
-
         yield f"  Lipschitz constant: at most {significant(bound.value, 6, up=True)}"
     width = max((len(part.name) for part in bound.parts), default=0)
     for part in bound.parts:
-        value = f"{part.value:.6g}" if part not in bound.unknown else "unknown"
+        known = part not in bound.unknown
+        value = significant(part.value, 6, up=True) if known else "unknown"
         yield f"    {part.name:{width}}  {value:>10}  {part.theorem}".rstrip()
     if bound.pairs is not None:
         differences = bound.pairs[bound.pairs > 0]
-        low, high = float(differences.min()), float(differences.max())
-        yield f"  differences of two outputs: between {low:.6g} and {high:.6g}"
+        low, high = (
+            significant(float(one), 6, up=True) for one in (differences.min(), differences.max())
+        )
+        yield f"  differences of two outputs: between {low} and {high}"
     yield from accuracy_lines(found)
     yield from attack_lines(found)
 
@@ -154,18 +157,23 @@ def statement_lines(statements: Sequence[Statement]) -> Iterator[str]:
 
 def accuracy_lines(found: CertifiedRun) -> Iterator[str]:
     """Return the lines about certified radii."""
+    from equipoise.layers.certificate import significant
+    from equipoise.runs.certificate import write_length
+
     radii = found.radii
     if radii is None:
         return
     yield f"certified radii of {count(radii.samples, f'{radii.split} sample')}"
     yield f"  accuracy with exact equilibria {to_percent(radii.accuracy, 2)} %"
-    yield f"  median radius {radii.median:.4g}; {radii.unproved:,} have none"
-    yield f"  margins are lowered by at most {radii.error:.2g} for inexact solves and rounding"
+    median = significant(radii.median, 4, down=True)
+    error = significant(radii.error, 2, up=True)
+    yield f"  median radius {median}; {radii.unproved:,} have none"
+    yield f"  margins are lowered by at most {error} for inexact solves and rounding"
     if radii.certified:
         yield "  radius  certified accuracy  by the 2L rule alone"
     for length, part in radii.certified.items():
         alone = to_percent(radii.by_norm[length], 2)
-        yield f"  {length:<6g}  {to_percent(part, 2):>16} %  {alone:>18} %"
+        yield f"  {write_length(length):<6}  {to_percent(part, 2):>16} %  {alone:>18} %"
 
 
 def attack_lines(found: CertifiedRun) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, ROUND_HALF_EVEN, Context, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Context, Decimal
 from typing import NamedTuple, TypeVar, overload
 
 from torch import Tensor
@@ -197,18 +197,20 @@ class Certificate:
         return "\n".join(lines)
 
 
-def significant(value: float, digits: int = 4, *, up: bool = False) -> str:
+def significant(value: float, digits: int = 4, *, up: bool = False, down: bool = False) -> str:
     """Return a number in a few digits, or as many as tell it from 1, which decides a proof.
 
     Args:
         value: The number.
         digits: How many significant digits, if they tell it from 1.
         up: Whether to round up, so that an upper bound stays one.
+        down: Whether to round down, so that a lower bound stays one.
     """
     value = float(value)
     if not math.isfinite(value):
         return f"{value}"
-    exact, rounding = Decimal(repr(value)), ROUND_CEILING if up else ROUND_HALF_EVEN
+    rounding = ROUND_CEILING if up else ROUND_FLOOR if down else ROUND_HALF_EVEN
+    exact = Decimal(repr(value))
     for some in range(digits, MAX_DIGITS):
         rounded = float(Context(prec=some, rounding=rounding).plus(exact))
         if value == 1 or (rounded - 1) * (value - 1) > 0:

@@ -8,7 +8,16 @@ from typing import Any
 from equipoise.analysis import AttackSettings, NetworkBound
 from equipoise.layers import Certificate, Statement
 
-__all__ = ["AttackOutcome", "CertifiedRun", "RadiusSummary"]
+__all__ = ["AttackOutcome", "CertifiedRun", "RadiusSummary", "write_length"]
+
+
+def write_length(length: float) -> str:
+    """Return a length in all its digits: what is proved within it may be false of a longer one."""
+    return repr(float(length)).removesuffix(".0")
+
+
+def _by_length(parts: dict[float, float]) -> dict[str, float]:
+    return {write_length(length): part for length, part in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,7 @@ class CertifiedRun:
         bound: The Lipschitz constant of the whole network, with what is done to samples first.
         radii: Certified radii, if they were asked for.
         attack: What an attack found, if one was asked for.
+        weights: What tells the weights of a run from others; None if it is not a run.
     """
 
     name: str
@@ -75,6 +85,7 @@ class CertifiedRun:
     bound: NetworkBound
     radii: RadiusSummary | None = None
     attack: AttackOutcome | None = None
+    weights: str | None = None
 
     def statements(self) -> dict[str, list[Statement]]:
         """Return all statements by what they are about."""
@@ -96,7 +107,8 @@ class CertifiedRun:
             rule = "margins over how far differences of two outputs move"
             found += [
                 Statement(
-                    f"this fraction {where} is predicted right, and stays so within {length:g}",
+                    f"this fraction {where} is predicted right, and stays so within "
+                    f"{write_length(length)}",
                     True,
                     fraction,
                     theorem=f"{rule}; 2L rule: {radii.by_norm[length]:.4g}",
@@ -147,8 +159,8 @@ class CertifiedRun:
             if radii is None
             else {
                 **vars(radii),
-                "certified": {f"{r:g}": part for r, part in radii.certified.items()},
-                "by_norm": {f"{r:g}": part for r, part in radii.by_norm.items()},
+                "certified": _by_length(radii.certified),
+                "by_norm": _by_length(radii.by_norm),
             },
             "attack": None
             if attack is None

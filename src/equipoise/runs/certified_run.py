@@ -98,7 +98,9 @@ def certify_run(
     if samples is not None:
         require_count("--samples", samples)
     wants_data = bool(radii) or attack > 0
-    subject = _find_subject(source, settings, root, split, trust=trust, wants_data=wants_data)
+    subject, weights = _find_known_subject(
+        source, settings, root, split, trust=trust, wants_data=wants_data
+    )
     if not any(isinstance(module, Equilibrium) for module in subject.model.modules()):
         raise SettingError(
             "certify", "be asked of a model with an equilibrium", subject.name, got=subject.name
@@ -115,7 +117,7 @@ def certify_run(
     if dataset is None:
         seen = None if point is None else prepare(point)
         bound = lipschitz_bound(model, seen).with_input(first)
-        return CertifiedRun(subject.name, equilibria, bound)
+        return CertifiedRun(subject.name, equilibria, bound, weights=weights)
     certifier = RadiusCertifier(model, first=first, prepare=prepare, x=point)
     count = len(dataset) if samples is None else min(samples, len(dataset))
     found, x, y = _certify_samples(certifier, dataset, count, attack, on_batch)
@@ -134,7 +136,25 @@ def certify_run(
     if attack:
         chosen = torch.nonzero(correct & (found.radius.cpu() > 0)).flatten()[:attack]
         outcome = _attack(certifier, model, prepare, x, found, chosen, attack_settings)
-    return CertifiedRun(subject.name, equilibria, certifier.bound, summary, outcome)
+    return CertifiedRun(subject.name, equilibria, certifier.bound, summary, outcome, weights)
+
+
+def _find_known_subject(
+    source: str | Path,
+    settings: Sequence[str],
+    root: str | None,
+    split: str | None,
+    *,
+    trust: bool,
+    wants_data: bool,
+) -> tuple[_Subject, str | None]:
+    """What is to be certified, and what tells the very weights that it has, if it is a run."""
+    kept = _weights_of(source)
+    while True:  # a training may write others meanwhile
+        weights = digest_weights(kept.parent) if isinstance(kept, Path) else None
+        subject = _find_subject(source, settings, root, split, trust=trust, wants_data=wants_data)
+        if weights is None or digest_weights(Path(source)) == weights:
+            return subject, weights
 
 
 def _find_subject(
