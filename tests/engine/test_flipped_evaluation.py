@@ -45,3 +45,11 @@ def test_flipped_evaluation_is_refused_where_answers_would_have_to_flip():
         r"samples of shape \(1, 4, 4\)\.$",
     ):
         evaluate(LeftColumn(), make_task("auto", data), data, flip=True)
+
+
+def test_evaluation_leaves_each_part_of_a_model_in_its_own_mode():
+    data = images()
+    model = nn.Sequential(nn.BatchNorm2d(1), LeftColumn())
+    model[0].eval()  # frozen while the others train
+    evaluate(model, make_task("auto", data), data)
+    assert [part.training for part in model.modules()] == [True, False, True]

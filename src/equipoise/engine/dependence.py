@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import ConvergenceError, SettingError
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import Dataset
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Task
@@ -47,10 +48,8 @@ def check_model(
         output: What the model returned for them in evaluation, if that is known.
     """
     if output is None:
-        training = model.training
-        with torch.no_grad():
-            output = model.eval()(x)
-        model.train(training)
+        with torch.no_grad(), evaluation_mode(model):
+            output = model(x)
     task.check(output, y)
     if task.reads_text:
         check_dependence(model, x)
@@ -68,18 +67,19 @@ def check_dependence(model: nn.Module, x: Tensor) -> None:
         model: The model, which is left in its mode.
         x: Texts, (batch, length), at least two that differ; of fewer, nothing is known.
     """
-    training = model.training
-    model.eval()
     probe = _Probe(model)
     try:
-        with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():
+        with (
+            evaluation_mode(model),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+            torch.random.fork_rng(),
+        ):
             warnings.simplefilter("ignore")  # solves that end early are told elsewhere
             _check_samples(probe, x)
             _check_causal(probe, x)
     except ConvergenceError:
         return  # outputs that were not found say nothing
-    finally:
-        model.train(training)
 
 
 class _Probe:

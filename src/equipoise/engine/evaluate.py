@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError, interruption, stop_requested
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
 from equipoise.engine.segment_memory import SegmentMemory
@@ -108,8 +109,6 @@ def evaluate(
     counted = torch.zeros(3, dtype=torch.float64)
     # Some processes may have one batch more: they agree to stop where all of them have one.
     common = batch_count(dataset, batch, shuffle=False, rank=group.world - 1, world=group.world)
-    training = model.training
-    model.eval()
     found = batches(
         dataset,
         batch,
@@ -120,34 +119,31 @@ def evaluate(
         continuous=memory.length > 0,
         loading=loading,
     )
-    try:
-        with torch.no_grad(), solves.listening(), closing(found):
-            for number, (x, y) in enumerate(found):
-                if number < common and group.any(stop_requested()):
-                    raise interruption()
-                if on_batch is not None:
-                    on_batch(min(number * batch * group.world, len(dataset)), len(dataset))
-                if not len(x):  # all its samples are bad
-                    continue
-                solves.clear()
-                with autocast(device, precision):
-                    x = x.to(device)
-                    output = memory.run(model, x)
-                    memory.advance()
-                    output = (output + model(x.flip(-1))) / 2 if flip else output
-                y = y.to(device)
-                task.check(output, y)
-                late, broken = solves.missed(len(x)), solves.nonfinite(len(x)).to(device)
-                odd = ~finite_samples(output)
-                counted += torch.tensor([len(x), int(late.sum()), int(odd.sum())])
-                loss, weight = _sound_loss(task, output, y, ~broken)
-                totals.add(loss, weight, solves)
-                if bool(broken.any()):
-                    output = output.clone()
-                    output[broken] = math.nan
-                score.update(output, y)
-    finally:
-        model.train(training)
+    with torch.no_grad(), evaluation_mode(model), solves.listening(), closing(found):
+        for number, (x, y) in enumerate(found):
+            if number < common and group.any(stop_requested()):
+                raise interruption()
+            if on_batch is not None:
+                on_batch(min(number * batch * group.world, len(dataset)), len(dataset))
+            if not len(x):  # all its samples are bad
+                continue
+            solves.clear()
+            with autocast(device, precision):
+                x = x.to(device)
+                output = memory.run(model, x)
+                memory.advance()
+                output = (output + model(x.flip(-1))) / 2 if flip else output
+            y = y.to(device)
+            task.check(output, y)
+            late, broken = solves.missed(len(x)), solves.nonfinite(len(x)).to(device)
+            odd = ~finite_samples(output)
+            counted += torch.tensor([len(x), int(late.sum()), int(odd.sum())])
+            loss, weight = _sound_loss(task, output, y, ~broken)
+            totals.add(loss, weight, solves)
+            if bool(broken.any()):
+                output = output.clone()
+                output[broken] = math.nan
+            score.update(output, y)
     if on_batch is not None:
         on_batch(len(dataset), len(dataset))
     totals.add_score(score)

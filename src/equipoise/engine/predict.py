@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError, require_count, stop_if_requested, write_atomically
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import Compose, DataError, Degrade, Transform
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Answer, FileAnswer, Task, finite_samples
@@ -87,13 +88,17 @@ def predict(
     elif isinstance(transform, Degrade):
         transform = None
     model.to(device)
-    solves, training = SolveMonitor(model), model.training
+    solves = SolveMonitor(model)
     for names, x in _batches(inputs, batch):
         stop_if_requested()
-        model.eval()
         try:
             # Not around the yield, whose consumer is somebody else's code.
-            with torch.no_grad(), solves.listening(), _finite_outputs(model) as sound:
+            with (
+                torch.no_grad(),
+                evaluation_mode(model),
+                solves.listening(),
+                _finite_outputs(model) as sound,
+            ):
                 solves.clear()
                 if transform is not None:
                     x, _ = transform(x, torch.zeros(len(x), dtype=torch.int64))
@@ -109,8 +114,6 @@ def predict(
                     finite &= each.cpu() if len(each) == len(names) else each.all().cpu()
         except ValueError as error:
             raise DataError(names[0], error) from error
-        finally:
-            model.train(training)
         for name, failed, answer, whole in zip(
             names, missed, answers, finite.tolist(), strict=True
         ):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import ConvergenceError, SettingError
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import (
     Compose,
     CutMix,
@@ -200,7 +201,6 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
             f"data.name must have samples to score; got none in the split {dataset.split!r} of "
             f"{dataset.name!r}."
         )
-    training = model.training
     samples = batches(dataset, trial_size(dataset), shuffle=False, transform=transform)
     x, y = next(((x, y) for x, y in samples if len(x)), (None, None))
     if x is None or y is None:
@@ -209,8 +209,8 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
             f"{dataset.split!r} of {dataset.name!r}."
         )
     try:
-        with torch.no_grad():
-            output = model.eval()(x)
+        with torch.no_grad(), evaluation_mode(model):
+            output = model(x)
     except (ConvergenceError, MemoryError):
         raise
     except Exception as error:  # whatever a user's own model raises, the sentence says it
@@ -234,5 +234,4 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
         raise SettingError(
             f"The output of model {model.name!r}", "be a tensor of floats", output, got=str(kind)
         )
-    model.train(training)
     check_model(model, task, x, y, output)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.core import SettingError, write_atomically
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.engine import Summary, Trainer, read_metrics
 from equipoise.models import find_equilibria
 from equipoise.report import RunReport, ShownSample, SolvePath, Survey, render_report
@@ -64,19 +65,17 @@ def report_trainer(trainer: Trainer, summary: Summary | None = None) -> Path:
 def _look(trainer: Trainer) -> tuple[list[SolvePath], list[ShownSample], Survey | None]:
     if trainer.test is None or not len(trainer.test):
         return [], [], None
-    settings, training = trainer.settings, trainer.model.training
+    settings = trainer.settings
     trained = Trained(
-        trainer.model.eval(),
+        trainer.model,
         trainer.task,
         trainer.train.classes,
         trainer.test_transform,
         settings.evaluate_batch,
         settings.precision,
     )
-    try:
+    with evaluation_mode(trainer.model):
         return look_at(trained, trainer.test)
-    finally:
-        trainer.model.train(training)
 
 
 def _name(trainer: Trainer) -> str:
