@@ -287,3 +287,13 @@ class Loud(TableNetwork):
 def test_network_that_prepares_samples_otherwise_inherits_no_bound():
     found = lipschitz_bound(Loud(OptEq(3, 4, 8), nn.Linear(4, 2), (3,)))
     assert "Loud has a prepare of its own" in found.unknown[0].theorem
+
+
+def test_bound_changes_nothing_in_a_model_in_training():
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    nn.init.normal_(linear.parametrizations.weight.original)  # as a step of an optimiser would
+    model = nn.Sequential(linear, nn.BatchNorm1d(3).eval())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert lipschitz_bound(model).value < math.inf
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert (model.training, linear.training, model[1].training) == (True, True, False)

@@ -15,6 +15,7 @@ from torch import nn
 
 from equipoise.analysis.spectrum import spectral_radius
 from equipoise.core.errors import ConvergenceWarning
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.tree import Layout, Tree
 from equipoise.core.validate import SettingError, require_type
 from equipoise.layers import Cell, Certificate, Equilibrium, Statement
@@ -168,15 +169,12 @@ def _find_inputs(model: nn.Module, layers: Mapping[str, Equilibrium], x: Tree) -
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode; afterwards each module has its own mode again, and its own last solve."""
-    modes = [(module, module.training) for module in model.modules()]
     logs = [one.solves for one in model.modules() if isinstance(one, Equilibrium)]
     before = [dict(vars(log)) for log in logs]
-    model.eval()
     try:
-        yield
+        with evaluation_mode(model):
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
         for log, values in zip(logs, before, strict=True):
             vars(log).update(values)
 

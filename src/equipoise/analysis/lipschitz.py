@@ -18,6 +18,7 @@ from equipoise.analysis.torch_bounds import (
     is_isometry,
     torch_kind,
 )
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.validate import require_type
 from equipoise.layers import Bound, Cell, Chain, Equilibrium, Part, Sum
 from equipoise.layers.belief import (
@@ -105,8 +106,12 @@ def lipschitz_bound(model: nn.Module, x: Tensor | None = None) -> NetworkBound:
             zeros of the shape that the model names as its `input_shape`.
     """
     require_type("lipschitz_bound.model", model, nn.Module, "a module")
-    walk = _Walk(model, x)
-    leaves = walk.flatten(model)
+    with evaluation_mode(model):  # some parametrised weights change when they are read in training
+        return _bound_network(_Walk(model, x))
+
+
+def _bound_network(walk: _Walk) -> NetworkBound:
+    leaves = walk.flatten(walk.model)
     values = walk.bound(leaves)
     steps = [(leaf, bound) for leaf, bound in zip(leaves, values, strict=True) if bound is not None]
     steps = [*walk.find_hooks(), *steps]
