@@ -175,12 +175,12 @@ def _drive(
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
         at = Point(z, f, predicted, problem.norm)
-        if step in states:
+        if states and step in states:
             monitor.keep_state(step, z)
         if step % every == 0 or step == stop.max_steps:
             keep = monitor.look(step, problem, at)
-            unit, monitor.unit_change = monitor.unit_change, None
-            if unit is not None:
+            if monitor.unit_change is not None:
+                unit, monitor.unit_change = monitor.unit_change, None
                 problem, at, rule = _change_units(problem, at, rule, solver, unit)
                 keep = monitor.look(step, problem, at)
             if keep is not None:
@@ -195,7 +195,8 @@ def _drive(
         f = z
         if predicted is None:
             if known is None:
-                known = problem.evaluate_last(z) if monitor.ends_soon() else problem(z)
+                last = monitor.recorded and monitor.ends_soon()
+                known = problem.evaluate_last(z) if last else problem(z)
             f = known
             if guard is not None:
                 guard.check(f, z, monitor.best_z)

@@ -118,9 +118,13 @@ class Measure:
         """
         unit = np.maximum(scale, self.settled / self.stop.tolerance * self.start)
         reached: np.ndarray = residual <= self.stop.target(unit)
-        if np.count_nonzero(reached & (scale > self.start)):
-            self.remember(recent)
-            reached &= self._has_fallen(residual, scale) | (scale <= self.start)
+        beyond = reached & (scale > self.start)
+        if np.count_nonzero(beyond):
+            # Most have fallen from the first residual, and are not large enough to hide anything.
+            beyond &= (residual > FALL * self.first) | (scale > 2 * self.start)
+            if np.count_nonzero(beyond):
+                self.remember(recent)
+                reached &= self._has_fallen(residual, scale) | ~beyond
         return unit, reached
 
     def ordinary(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -142,10 +142,8 @@ class Monitor:
     def ends_soon(self) -> bool:
         """Return whether all samples will have converged at the next look, as it seems.
 
-        Residuals are expected to fall as they did last. Asked for problems that can make use of it.
+        Residuals are expected to fall as they did last. Asked only where `recorded`.
         """
-        if not self.recorded:
-            return False
         fall = self.excess / self.last_excess if self.looks > 1 else FIRST_FALL
         return bool(self.excess * fall <= 1)
 

@@ -233,6 +233,8 @@ class Point:
         norm: The norm of each row, of the coordinates that these are.
     """
 
+    __slots__ = ("_gap", "_size", "f", "norm", "z")
+
     def __init__(
         self,
         z: Tensor,
@@ -243,18 +245,24 @@ class Point:
         self.z = z
         self.f = f
         self.norm = norm
-        if gap is not None:
-            self.gap = gap
+        self._gap = gap
+        self._size: Tensor | None = None
 
-    @cached_property
+    # One of these is made for each step: cached_property takes a lock, and longer than the norm.
+
+    @property
     def gap(self) -> Tensor:
         """`f - z`."""
-        return self.f - self.z
+        if self._gap is None:
+            self._gap = self.f - self.z
+        return self._gap
 
-    @cached_property
+    @property
     def size(self) -> Tensor:
         """Length of each row of `gap`, shape (samples,)."""
-        return self.norm(self.gap)
+        if self._size is None:
+            self._size = self.norm(self.gap)
+        return self._size
 
     def select_rows(self, rows: Tensor) -> Point:
         """Return some samples of the point."""
