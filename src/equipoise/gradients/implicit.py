@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from copy import copy
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, final
 
 import torch
@@ -19,7 +20,7 @@ from equipoise.core.transforms import (
     outside_transforms,
     unwrapped,
 )
-from equipoise.core.tree import row_norm, shares_memory
+from equipoise.core.tree import row_norm, shares_memory, to_numpy
 from equipoise.core.validate import require_count, require_positive
 from equipoise.gradients.base import GRADIENTS, Gradient, Plan
 from equipoise.gradients.change import ChangeCheck
@@ -27,6 +28,7 @@ from equipoise.gradients.start import rescale
 from equipoise.solvers.auto import pick_adjoint, solve_adjoint
 from equipoise.solvers.linear_problem import LinearProblem, func_jvp, func_vjp
 from equipoise.solvers.loop import run
+from equipoise.solvers.measure import comfortable
 from equipoise.solvers.problem import Linearization, MapProblem, Problem
 from equipoise.solvers.protocol import SOLVERS, Solution, Solver, Status, Stop
 
@@ -127,12 +129,15 @@ class _Task:
 
     def with_args(self, args: Sequence[Tensor]) -> _Task:
         """Return the same task with other arguments."""
-        return replace(self, problem=self.problem.with_args(args))
+        made = copy(self)
+        made.problem = self.problem.with_args(args)
+        return made
 
     def linear(self, z: Tensor, g: Tensor, args: Sequence[Tensor], *, transpose: bool) -> _Task:
         """Return the linear problem at a solution `z` with constant term `g`."""
-        base = self.problem.with_args(args)
-        return replace(self, problem=LinearProblem(base, z, g, transpose=transpose))
+        made = self.with_args(args)
+        made.problem = LinearProblem(made.problem, z, g, transpose=transpose)
+        return made
 
     def solve(self, z0: Tensor) -> Tensor:
         """Solve without recording gradients."""
@@ -143,14 +148,7 @@ class _Task:
     def solve_linear(self, problem: LinearProblem) -> Tensor:
         """Solve a linear problem that has its linearisation, from zero if nothing is remembered."""
         plan, settings = self.plan, self.settings
-        stop = Stop(
-            tolerance=settings.tolerance or plan.stop.tolerance,
-            absolute=0.0,
-            max_steps=settings.max_steps or plan.stop.max_steps,
-            patience=plan.stop.patience,
-            check_every=plan.stop.check_every,
-            norm=plan.stop.norm,
-        )
+        stop = _adjoint_stop(plan.stop, settings.tolerance, settings.max_steps)
         unit = _unit(problem.g)
         if unit is not None:
             problem = problem.with_constant(problem.g / unit)
@@ -180,6 +178,19 @@ class _Task:
         return value if unit is None else value * unit
 
 
+@lru_cache(maxsize=64)  # checking a new one for each solve takes longer than a small step
+def _adjoint_stop(forward: Stop, tolerance: float | None, max_steps: int | None) -> Stop:
+    """Return the stopping rule of linear problems, which need nothing but a relative residual."""
+    return Stop(
+        tolerance=tolerance or forward.tolerance,
+        absolute=0.0,
+        max_steps=max_steps or forward.max_steps,
+        patience=forward.patience,
+        check_every=forward.check_every,
+        norm=forward.norm,
+    )
+
+
 def _never_silently_zero(solution: Solution, g: Tensor) -> Tensor:
     """Return the solution of a linear problem so that a failure cannot pass for a zero gradient.
 
@@ -187,9 +198,9 @@ def _never_silently_zero(solution: Solution, g: Tensor) -> Tensor:
     infinity becomes NaN.
     """
     value: Tensor = solution.value
-    failed = ~solution.converged
-    if not failed.any():
+    if solution.all_converged:
         return value
+    failed = ~solution.converged
     zero = failed & (value == 0).all(dim=1)
     value = torch.where(zero[:, None], g, value)
     nonfinite = solution.status == Status.NONFINITE
@@ -198,10 +209,9 @@ def _never_silently_zero(solution: Solution, g: Tensor) -> Tensor:
 
 def _unit(g: Tensor) -> Tensor | None:
     """Return the largest entry of each row if squares of some row would underflow or overflow."""
-    limits = torch.finfo(g.dtype)
-    size = row_norm(g)
-    small, large = limits.tiny**0.5 / limits.eps, limits.max**0.5 * limits.eps
-    if not g.shape[1] or bool(((size > small) & (size < large)).all()):
+    low, high = comfortable(g.dtype)
+    sizes = to_numpy(row_norm(g))
+    if not g.numel() or bool(low < sizes.min() <= sizes.max() < high):  # false for NaN
         return None
     largest = g.abs().amax(dim=1, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)

@@ -72,13 +72,14 @@ def run(
         except ReusedMemory:
             problem = problem.copying()
             monitor = _drive(problem, z, solver, stop, f, trace, states, guarded=False)
-        solution = monitor.solution()
+        solution, start, apart = monitor.solution(), monitor.start, monitor.ended_apart()
         # Every sample had ended before the steps that were never made.
         solution.states = [monitor.kept.get(step, solution.value) for step in states]
+        del monitor  # and its iterates: what follows may evaluate the whole batch, and solve again
         if solver.tracks_residual and z.numel():
-            _verify(problem, solution, solver, stop, monitor.start)
-        elif monitor.ended_apart() and check():
-            check_whole_batch(problem, solution, stop, monitor.start)
+            _verify(problem, solution, solver, stop, start)
+        elif apart and check():
+            check_whole_batch(problem, solution, stop, start)
     except RuntimeError as error:
         left = problem.work.rows_left
         if left is not None and left < len(z) and not hasattr(error, "__notes__"):
@@ -89,7 +90,7 @@ def run(
                 f"{problem.coupled_name} to True."
             )
         raise
-    solution.stop, solution.solver, solution.start = stop, solver, monitor.start
+    solution.stop, solution.solver, solution.start = stop, solver, start
     return solution
 
 
@@ -104,10 +105,11 @@ def _run_reduced(problem: Problem, z: Tensor, solver: Solver, stop: Stop) -> Sol
         )
     except ExtremeUnits:
         return None
-    solution = monitor.solution()
+    solution, start = monitor.solution(), monitor.start
+    del monitor
     solution.value = reduced.decode(solution.value)
-    _verify(problem, solution, solver, stop, monitor.start, unsure=True)
-    solution.stop, solution.solver, solution.start = stop, solver, monitor.start
+    _verify(problem, solution, solver, stop, start, unsure=True)
+    solution.stop, solution.solver, solution.start = stop, solver, start
     return solution
 
 

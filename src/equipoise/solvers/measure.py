@@ -155,6 +155,8 @@ class Measure:
 
     def far(self, residual: np.ndarray, scale: np.ndarray, recent: np.ndarray) -> np.ndarray:
         """Return which rows have run away, or are not finite; arguments as of `judge`."""
+        if _all(residual < self.stop.growth) and _all(scale < self.stop.growth):
+            return np.zeros(len(residual), dtype=bool)
         # Infinity is not less than itself.
         limit = self.stop.growth * np.maximum(self.start, 1.0)
         far: np.ndarray = ~(np.maximum(residual, scale) <= limit) | np.isinf(residual)

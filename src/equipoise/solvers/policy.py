@@ -80,7 +80,7 @@ class SolveCounts:
         tenfold, so that training shows a few lines and never silence.
         """
         self.solves += 1
-        if bool(solution.converged.all()):
+        if solution.all_converged:
             self.counts[Status.CONVERGED] += solution.status.numel()
             return
         self.failures += 1

@@ -186,6 +186,17 @@ class Solution:
         """Which samples converged, shape (batch,)."""
         return self.status == Status.CONVERGED
 
+    @property
+    def all_converged(self) -> bool:
+        """Whether every sample converged."""
+        return not bool(self.status.any())
+
+    def copy(self) -> Solution:
+        """Return another solution of the same attributes; `copy.copy` drops the estimate."""
+        made = object.__new__(Solution)
+        vars(made).update(vars(self))
+        return made
+
     def rows(self, rows: Tensor) -> Solution:
         """Return the solution of some samples, for a state that is one tensor."""
         return Solution(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -119,4 +118,6 @@ def unpack_solution(flat: Solution, layout: Layout | None) -> Solution:
     trace = flat.trace and Trace(
         flat.trace.residual, [layout.unpack(state) for state in flat.trace.state]
     )
-    return replace(flat, value=layout.unpack(flat.value.detach()), trace=trace, states=None)
+    found = flat.copy()
+    found.value, found.trace, found.states = layout.unpack(flat.value.detach()), trace, None
+    return found
