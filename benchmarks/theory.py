@@ -1,10 +1,11 @@
 """Writes docs/results/theory.md: every check on random and on trained networks, with margins.
 
-Run: python benchmarks/theory.py [--date YYYY-MM-DD] [--seconds 60]
+Run: python benchmarks/theory.py ['relu-implicit-*'] [--date YYYY-MM-DD] [--seconds 60]
 
 Small networks are trained on data bundled with scikit-learn in a temporary folder. No check may
 take more processor time than `--seconds`: one that would is ended, and the page says so. The page
-is written anew after each check, so that nothing is lost if this is ended.
+is written anew after each check, so that nothing is lost if this is ended; with a name or a
+pattern, rows of other checks stay as they were. What follows the tables is kept.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from equipoise.analysis import find_checks, verify
-from equipoise.analysis.check import Verdict
 from equipoise.cli import main as command
+from equipoise.core import SettingError
 from equipoise.runs import verify_run
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "theory.md"
@@ -40,7 +40,7 @@ What `equipoise verify` finds, in float64, on random networks and on trained one
 outcomes mean is explained in [theorems as checks](../explain/verify.md). Written on {date} by
 
 ```sh
-python benchmarks/theory.py
+python benchmarks/theory.py --seconds {seconds:g}
 ```
 
 `random` is the network that a check makes for itself (seed 0). The others are trained by these
@@ -59,34 +59,35 @@ had more than {seconds:g} s of processor time.
 """
 OTHER = object()
 """In place of a verdict: the check is about another kind of network."""
-KERNEL = "\n## The tangent kernel by closed forms"
-"""Where the numbers of benchmarks/kernel.py begin, which are kept."""
+OUTCOMES = ("holds", "does not apply", "fails", "unknown", "took too long")
+LONG = " \\\n    "
+"""Between two lines of a command."""
+NOTES = "## Notes"
+"""The heading below which text is written by hand, and kept."""
 
 
 class OutOfTimeError(BaseException):
     """No error of a check, so that nothing but `limited` stops it."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """What a check found on a network; no verdict if it was ended."""
+def row_of(name, network, verdict, seconds):
+    """Return a line of a table; there is no verdict if the check was ended."""
+    one = None if verdict is None else verdict.deciding
+    cells = ["", "", ""]
+    if one is not None:
+        sides = f"{one.value:.4g} {one.relation} {one.bound:.4g}"
+        cells = [one.claim.replace("|", "\\|"), sides, f"{one.margin:.2g}"]
+    outcome = "took too long" if verdict is None else verdict.outcome
+    return "| " + " | ".join([f"`{name}`", network, outcome, *cells, f"{seconds:.1f}"]) + " |"
 
-    network: str
-    verdict: Verdict | None
-    seconds: float
 
-    @property
-    def outcome(self):
-        return "took too long" if self.verdict is None else self.verdict.outcome
-
-    def text(self, name):
-        one = None if self.verdict is None else self.verdict.deciding
-        cells = ["", "", ""]
-        if one is not None:
-            sides = f"{one.value:.4g} {one.relation} {one.bound:.4g}"
-            cells = [one.claim.replace("|", "\\|"), sides, f"{one.margin:.2g}"]
-        cells = [f"`{name}`", self.network, self.outcome, *cells, f"{self.seconds:.1f}"]
-        return "| " + " | ".join(cells) + " |"
+def read_rows(page):
+    """Return the lines of a page's tables by the name of their check."""
+    rows = {}
+    for line in page.partition(NOTES)[0].splitlines():
+        if line.startswith("| `"):
+            rows.setdefault(line.split("`")[1], []).append(line)
+    return rows
 
 
 def limited(seconds, function, *arguments):
@@ -114,8 +115,10 @@ def words(preset):
 def on_trained(run, check):
     try:
         return verify_run(run, [check], samples=SAMPLES)[0]
-    except ValueError:
-        return OTHER
+    except SettingError as error:
+        if str(error).startswith("verify.run must be of "):
+            return OTHER
+        raise
 
 
 def speaks_of(run, check):
@@ -124,21 +127,23 @@ def speaks_of(run, check):
     return check.name.startswith(family.removesuffix("-digits") + "-")
 
 
-def write(arguments, rows, rest):
+def write(arguments, rows, notes):
     """Write the page with what is known so far."""
-    lines = [f"equipoise train {' '.join(map(quoted, words(one)))}" for one in TRAINED]
+    lines = []
+    for preset in TRAINED:
+        line = f"equipoise train {' '.join(map(quoted, words(preset)))}"
+        lines.append(f"{line}{' ' if line.endswith(preset) else LONG}--output runs/{preset}")
     text = HEAD.format(
         date=arguments.date,
         samples=SAMPLES,
-        commands="\n".join(f"{line} \\\n    --output runs/{line.split()[2]}" for line in lines),
+        commands="\n".join(lines),
         seconds=arguments.seconds,
     )
-    outcomes = ("holds", "does not apply", "fails", "unknown", "took too long")
-    text += f"| network | {' | '.join(outcomes)} |\n|---|{'---:|' * len(outcomes)}\n"
-    everything = [row for some in rows.values() for row in some]
+    text += f"| network | {' | '.join(OUTCOMES)} |\n|---|{'---:|' * len(OUTCOMES)}\n"
+    cells = [line.split(" | ") for lines in rows.values() for line in lines]
     for network in ("random", *TRAINED):
-        count = Counter(row.outcome for row in everything if row.network == network)
-        text += f"| {network} | {' | '.join(str(count[one]) for one in outcomes)} |\n"
+        count = Counter(outcome for _, own, outcome, *_ in cells if own == network)
+        text += f"| {network} | {' | '.join(str(count[one]) for one in OUTCOMES)} |\n"
     paper = ""
     for check in find_checks():
         if check.paper != paper:
@@ -146,8 +151,8 @@ def write(arguments, rows, rest):
             text += f"\n## {paper}\n\n"
             text += "| check | network | outcome | inequality | measured | margin | seconds |\n"
             text += "|---|---|---|---|---|---:|---:|\n"
-        text += "".join(f"{row.text(check.name)}\n" for row in rows.get(check.name, ()))
-    PAGE.write_text(text + rest)
+        text += "".join(f"{row}\n" for row in rows.get(check.name, ()))
+    PAGE.write_text(f"{text}\n{notes}")
 
 
 def quoted(word):
@@ -156,28 +161,28 @@ def quoted(word):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("name", nargs="?", default="*")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--seconds", type=float, default=60.0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    checks = find_checks(arguments.name)
     old = PAGE.read_text() if PAGE.exists() else ""
-    rest = old[old.index(KERNEL) :] if KERNEL in old else ""
-    rows = {}
+    notes = old[old.index(NOTES) :] if NOTES in old else f"{NOTES}\n"
+    rows = read_rows(old)
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder) / preset for preset in TRAINED]
+        runs = [run for run in runs if any(speaks_of(run, check) for check in checks)]
         for run in runs:
             command(["train", *words(run.name), "--quiet", "--output", str(run)])
-        for check in find_checks():
-            found = [Row("random", *limited(arguments.seconds, verify, check))]
-            found += [
-                Row(run.name, *limited(arguments.seconds, on_trained, run, check))
-                for run in runs
-                if speaks_of(run, check)
-            ]
-            rows[check.name] = found = [row for row in found if row.verdict is not OTHER]
-            for row in found:
-                print(f"{check.name} {row.network}: {row.outcome}, {row.seconds:.1f} s", flush=True)
-            write(arguments, rows, rest)
+        for check in checks:
+            found = [("random", *limited(arguments.seconds, verify, check))]
+            for run in runs:
+                if speaks_of(run, check):
+                    found.append((run.name, *limited(arguments.seconds, on_trained, run, check)))
+            rows[check.name] = [row_of(check.name, *one) for one in found if one[1] is not OTHER]
+            print("\n".join(rows[check.name]), flush=True)
+            write(arguments, rows, notes)
 
 
 if __name__ == "__main__":
