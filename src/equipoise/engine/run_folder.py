@@ -240,7 +240,8 @@ def run_identity(
         train: The samples it learns from.
         test: The samples it scores.
     """
-    free = {*TrainConfig.free, *(() if schedule.depends_on_length else ("epochs",))}
+    fixed_length = schedule.depends_on_length or settings.image_sizes
+    free = {*TrainConfig.free, *(() if fixed_length else ("epochs",))}
     fixed = {name: value for name, value in asdict(settings).items() if name not in free}
     sections = {"train": fixed, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
     flat = {

@@ -62,6 +62,8 @@ class TrainConfig:
         log_every: Steps between two lines of metrics.
         device: Where to train; `auto` uses a GPU if there is one.
         threads: Threads of torch on a CPU; 0 keeps torch's own number.
+        image_sizes: Sides of the training images in equal parts of the run, such as `[16, 24, 32]`,
+            of which the last is their own; none keeps it. See `ImageSizes`.
         warm_start: Whether the solves of a training sample start where those of the same sample
             ended in the epoch before. For samples that do not change at random; see `WarmStart`.
         warm_start_memory: MiB that each process may keep for that.
@@ -110,6 +112,7 @@ class TrainConfig:
     log_every: int = 10
     device: str = "auto"
     threads: int = 0
+    image_sizes: tuple[int, ...] = ()
     warm_start: bool = False
     warm_start_memory: int = 1024
     flush_denormals: bool = True
@@ -130,12 +133,20 @@ class TrainConfig:
             "weights_every",
         ):
             require_whole(f"train.{name}", getattr(self, name))
+        for side in self.image_sizes:
+            require_count("train.image_sizes", side)
         require_whole("train.seed", self.seed, MAX_SEED)
         require_whole("train.threads", self.threads, MAX_THREADS)
         require_positive("train.clip", self.clip, or_zero=True)
         require_positive("train.checkpoint_minutes", self.checkpoint_minutes)
         choose("train.precision", self.precision, get_args(Precision))
         require_between("train.ema", self.ema, 0, 1, "[)")
+        if self.image_sizes and self.warm_start:
+            raise SettingError(
+                "train.warm_start",
+                "be false with train.image_sizes, since states change their size with the images",
+                True,
+            )
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from equipoise.engine.correction import Correction, CorrectionLoss
 from equipoise.engine.dependence import check_model, trial_size
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
+from equipoise.engine.image_size import ImageSizes
 from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.log import MetricLog
 from equipoise.engine.loss_term import LossTerm
@@ -152,6 +153,7 @@ class Trainer:
             self.group.device.type, enabled=self.settings.precision == "float16"
         )
         self.warm = self._make_warm_start()
+        self.image_sizes = self._make_image_sizes()
         self.state = RunState(model, self.optimizer, self.average, scaler, task, self.warm)
         self.position = self.state.position
         self.solves = SolveMonitor(model)
@@ -350,7 +352,9 @@ class Trainer:
 
     def _step(self, x: Tensor, y: Tensor, rows: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
-        step = self.stepper.compute(x, y, self.learning_rate(self.position.step), rows)
+        number = self.position.step
+        x = self.image_sizes(x, number, self.steps)
+        step = self.stepper.compute(x, y, self.learning_rate(number), rows)
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
         return self.recorder.record(step, verdict)
@@ -442,6 +446,11 @@ class Trainer:
         x, _ = self._probe(min(2, len(self.train)))
         limit = self.settings.warm_start_memory
         return WarmStart(self.model, x, len(self.train), limit)
+
+    def _make_image_sizes(self) -> ImageSizes:
+        sides = self.settings.image_sizes if len(self.train) else ()
+        x, y = self._probe(min(2, len(self.train))) if sides else (torch.empty(0), torch.empty(0))
+        return ImageSizes(sides, self.model, x, y)
 
     def _probe(self, count: int) -> tuple[Tensor, Tensor]:
         """The first training samples, as they are scored, or learnt from where none are scored."""

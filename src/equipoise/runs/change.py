@@ -51,6 +51,9 @@ def require_resumable(folder: Path, config: Config) -> None:
                 raise SourceError(folder, SettingError(key, rule, new))
             if new < old:
                 raise SourceError(folder, SettingError(key, f"be at least {old} as before", new))
+            if kept.train.image_sizes:
+                rule = f"stay {old} when the run is resumed, since train.image_sizes depend on it"
+                raise SourceError(folder, SettingError(key, rule, new, remedy))
             if kept.schedule.depends_on_length:
                 rule = (
                     f"stay {old} when the run is resumed, since the learning rates of the schedule "
