@@ -512,6 +512,10 @@ def test_table_gives_the_columns_that_the_model_was_trained_on(
         ("a,c,kind\n1,2,9\n", "has no column 'b'; the model was trained on a, b"),
         ("a,a,b\n1,2,9\n", "must give each column a name of its own"),
         ("a,b,kind\n1,2\n", "has 2 columns in row 2; 3 expected"),
+        ("a;b\n1,5;2\n", "row 2, column 'a' is '1,5', a number with a comma; write decimal points"),
+        ("1,5;2,5\n3,5;4,5\n", "has '1,5' in its first row, a number with a comma; write decimal"),
+        ('"1,5","2,5"\n"3,5","4,5"\n', "row 1 has '1,5', a number; write decimal points"),
+        ("a,b\n1,5,2,5\n", r"has 4 columns in row 2; 2 expected \(if its numbers have decimal"),
     ],
 )
 def test_table_whose_features_cannot_be_told_is_refused(
@@ -534,6 +538,7 @@ def test_outputs_that_are_not_finite_are_counted(batch: int) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:own test. AUC is not known")
 def test_samples_whose_solve_met_nan_are_scored_as_wrong() -> None:
     layer = Equilibrium(Scaled(), "fixed_point", on_failure="ignore")
     model = nn.Sequential(layer, nn.Linear(1, 2, bias=False))

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from equipoise.cli import main
 from equipoise.data import Dataset
-from equipoise.engine import make_task
+from equipoise.engine import ScoreWarning, evaluate, make_task
 from equipoise.engine.tasks import Regression
 from equipoise.runs import load_config, open_run
 
@@ -162,3 +162,27 @@ def test_bundled_model_on_a_table_says_what_would_take_it(table, tmp_path, capsy
     assert "model.name must take samples of shape (4,) from 'csv'; got 'opteq-digits'." in line
     assert "model.name = 'package.module:function'" in line
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets", "reason"),
+    [
+        ("regression", [[2.0]], "there is only one sample to score"),
+        ("regression", [[2.0], [2.0]], "those are equal in all 2 samples"),
+        (
+            "regression",
+            [[2.0, 1.0], [2.0, 3.0]],
+            "those of number 1 to predict are equal in all 2 samples",
+        ),
+        ("classification", [1, 1, 1], "AUC is not known, since .* all 3 to score are of one"),
+    ],
+)
+def test_score_that_is_not_known_is_told_with_its_reason(kind, targets, reason):
+    y = torch.tensor(targets)
+    x, outputs = torch.randn(len(y), 3), 2 if kind == "classification" else y.shape[1]
+    task = "arrays" if kind == "classification" else kind
+    names = tuple("ab"[:outputs])
+    dataset = Dataset("table", "test", task, names, (3,), x, y)
+    with pytest.warns(ScoreWarning, match=f"^table test: .*{reason}"):
+        found = evaluate(torch.nn.Linear(3, outputs), make_task("auto", dataset), dataset)
+    assert math.isnan(found.metrics["auc" if kind == "classification" else "r2"])

@@ -413,7 +413,7 @@ CSV_CASES: dict[str, tuple[Damage, str]] = {
     ),
     "infinite label": (put("train.csv", b"1,0\n1,inf\n"), "row 2, column '2' is 'inf'"),
     "ragged": (put("train.csv", b"1,2,0\n1,2\n"), "2 columns in row 2; 3 expected"),
-    "binary": (put("train.csv", b"\xff\xfe\0\0"), "cannot be read"),
+    "binary": (put("train.csv", b"\xff\xfe\0\0"), "holds zero bytes"),
 }
 NPZ_CASES: dict[str, tuple[Damage, str]] = {
     "no zip": (put("train.npz", b"<html>"), "cannot be read"),

@@ -194,11 +194,15 @@ def test_missing_numbers_of_arrays_are_refused_or_filled(tmp_path: Path) -> None
     [
         ("a,b,y\n1,2,0\n2,x,1\n3,4,0\n", {}, "row 3, column 'b' is 'x', not a finite number"),
         (",a,y\n0,5,0\n1,6,1\n2,7,0\n", {}, "column '' counts the rows, which is no feature"),
-        ("id,a,y\n1,5,0\n2,6,1\n3,7,0\n", {}, "column 'id' counts the rows"),
+        ("id,a,y\n1,5,0\n2,6,1\n3,7,0\n", {}, "column 'id' counts the rows, which"),
+        ("id,a,y\n7,5,0\n4,6,1\n10,7,0\n", {}, "column 'id' counts the rows in steps of 3"),
+        ("a,CustomerId,y\n4,8,0\n6,4,1\n5,0,0\n", {}, "column 'CustomerId' counts the rows in"),
         ("d,y\n2021-03-04,0\n2021-03-04,1\n", {}, "'2021-03-04', a date; turn it into a number"),
         ("name,y\nann,0\nbob,1\neve,0\n", {}, "column 'name' has 3 different texts in 3 rows"),
         ("p;y\n1,5;0\n2,5;1\n2,5;1\n", {}, "row 2, column 'p' is '1,5', not a number as Python"),
-        ("1,5;0\n2,5;1\n", {}, "has commas and semicolons in its first row"),
+        ("1,5;0\n2,5;1\n", {}, "has '1,5' in its first row, a number with a comma"),
+        ("1,x;0\n2,x;1\n", {}, "has commas and semicolons in its first row"),
+        ("a,y\n1,5,0\n2,5,1\n", {}, "3 columns in row 2; 2 expected (if its numbers have decimal"),
         ("red,1,0\nblue,2,1\nblue,1,1\n", {}, "cannot be told whether it names the columns"),
         ("a,y\n1,0\n", {"exclude": ("b",)}, "has no column 'b'"),
         ("a,b,y\n1,2,0\n", {"exclude": ("a",), "columns": ("a",)}, "CSV.exclude must not name"),
@@ -234,6 +238,48 @@ def test_columns_are_read_as_they_are_meant(
     (tmp_path / "train.csv").write_text(content, encoding="utf-8")
     table = load_data("csv", root=tmp_path, **options)
     assert (len(table), table.x[0].tolist(), table.columns) == (3, rows, columns)
+
+
+def test_truth_is_one_category_however_programs_write_it(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,on,y\n1,TRUE,True\n2,False,false\n3,true,TRUE\n")
+    (tmp_path / "test.csv").write_text("a,on,y\n1,True,FALSE\n")
+    table = load_data("csv", root=tmp_path)
+    assert table.x.tolist() == [[1, 0, 1], [2, 1, 0], [3, 0, 1]]
+    assert (table.classes, table.y.tolist()) == (("false", "true"), [1, 0, 1])
+    test = load_data("csv", "test", root=tmp_path)
+    assert (test.x.tolist(), test.y.tolist()) == ([[1, 0, 1]], [0])
+
+
+@pytest.mark.parametrize("column", ["a", "y"])
+def test_names_that_differ_in_capitals_are_told(column: str, tmp_path: Path) -> None:
+    rows = [["x", "p"], ["x", "q"], ["x", "p"], ["x", "q"]]
+    for row, name in zip(rows, ("Red", "red", "Red", "blue"), strict=True):
+        row[column == "y"] = name
+    write(tmp_path / "train.csv", ["a", "y"], rows)
+    sentence = f"column '{column}' has 'Red' and 'red', which count as different; write them alike"
+    with pytest.warns(TableWarning, match=re.escape(sentence)):
+        load_data("csv", root=tmp_path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_table_is_read_in_the_encoding_that_its_mark_names(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("größe,y\n1,ä\n2,b\n", encoding=encoding)
+    table = load_data("csv", root=tmp_path)
+    assert (table.columns, table.classes, table.y.tolist()) == (("größe",), ("b", "ä"), [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("encoding", "reason"),
+    [
+        ("latin-1", "is not text in UTF-8 (byte 0xe4 in line 2); save it as CSV in UTF-8"),
+        ("utf-16-le", "holds zero bytes, as UTF-16 without its mark does; save it as CSV in UTF-8"),
+    ],
+)
+def test_table_in_other_bytes_is_refused(encoding: str, reason: str, tmp_path: Path) -> None:
+    text = "a,y\n1,ä\n2,b\n" if encoding == "latin-1" else "a,y\n1,0\n2,1\n"
+    (tmp_path / "train.csv").write_text(text, encoding=encoding)
+    with pytest.raises(DataError, match=re.escape(reason)):
+        load_data("csv", root=tmp_path)
 
 
 @pytest.mark.parametrize(

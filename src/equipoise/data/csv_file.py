@@ -9,13 +9,15 @@ import warnings
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.data.bounded_io import data_errors_of, read_file
-from equipoise.data.cell_text import is_missing, parse_number
+from equipoise.data.cell_text import fold_truth, has_comma_number, is_missing, parse_number
+from equipoise.data.csv_text import COMMAS, decode_csv, find_separator
 from equipoise.data.encoding import RawTable
 from equipoise.data.errors import DataError, TableWarning
 
@@ -23,8 +25,8 @@ __all__ = ["MAX_FLOAT", "CsvFile", "has_titles", "open_csv"]
 
 MAX_FLOAT = float(np.finfo(np.float32).max)
 MAX_CATEGORIES = 100  # of a column that nobody says holds categories
-SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab"}
-INDEX = re.compile(r"|index|id|row|unnamed: ?\d+", re.IGNORECASE)
+# Titles of columns that number rows: id, row, index, customer_id, PassengerId, "Unnamed: 0".
+INDEX = re.compile(r"|(?i:(.*[ _.-])?(id|index|row)|unnamed: ?\d+)|.*[a-z](Id|ID|Index)")
 DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}( .*)?")
 LIKE_NUMBER = re.compile(r"[-+$€£]?\s*\d[\d.,_' ]*\s*[%€$£]?")  # 1,5 and 1_000 and 12 %
 
@@ -63,6 +65,30 @@ class CsvFile:
         """Return the cells of a column, without spaces around them."""
         return [row[column].strip() for _, row in self.rows]
 
+    def names(self, column: int) -> list[str]:
+        """Return the cells of a column that name something, each name written in one way."""
+        return [fold_truth(text) for text in self.texts(column)]
+
+    def warn_of_cases(self, column: int) -> None:
+        """Warn of names in a column that differ only in capitals.
+
+        Args:
+            column: Its position.
+        """
+        spellings: dict[str, list[str]] = {}
+        for name in sorted(set(self.names(column))):
+            spellings.setdefault(name.lower(), []).append(name)
+        alike = [names for names in spellings.values() if len(names) > 1]
+        if alike:
+            names = " and ".join(map(repr, alike[0]))
+            more = f" ({len(alike) - 1} more like them)" if len(alike) > 1 else ""
+            warnings.warn(
+                f"{self.path}: column {self.titles[column]!r} has {names}{more}, which count as "
+                "different; write them alike if they are the same",
+                TableWarning,
+                stacklevel=5,
+            )
+
     def read_raw(
         self,
         columns: Sequence[int],
@@ -80,7 +106,7 @@ class CsvFile:
         levels: list[tuple[str, ...]] = []
         for i, column in enumerate(columns):
             if column in categories:
-                texts = self.texts(column)
+                texts = self.names(column)
                 unknown = {text for text in texts if column not in given and is_missing(text)}
                 names = sorted({*texts} - unknown - {""})
                 numbers = {name: float(number) for number, name in enumerate(names)}
@@ -115,6 +141,8 @@ class CsvFile:
                 continue
             if value is None or not abs(value) <= MAX_FLOAT:
                 what = f"is {cell!r}, not a finite number in float32" if cell else "is missing"
+                if has_comma_number(cell):
+                    what = f"is {cell!r}, a number with a comma; {COMMAS}"
                 number = self.rows[i][0]
                 raise DataError(self.path, f"row {number}, column {self.titles[column]!r} {what}")
             values[i] = value
@@ -132,7 +160,7 @@ class CsvFile:
         return {i for i in columns if i in given or self._is_category(i)}
 
     def _is_category(self, column: int) -> bool:
-        cells = self.texts(column)
+        cells = self.names(column)
         present = [(i, cell) for i, cell in enumerate(cells) if not is_missing(cell)]
         if any(parse_number(cell) is not None for _, cell in present) or not present:
             return False  # a text among numbers is refused when they are read
@@ -154,7 +182,7 @@ class CsvFile:
         return True
 
     def refuse_index(self, column: int) -> None:
-        """Raise if a column only counts the rows, as its title says.
+        """Raise if a column only counts the rows, as its title says, in any order and steps.
 
         Args:
             column: Its position.
@@ -162,13 +190,16 @@ class CsvFile:
         title = self.titles[column]
         if not self.named or not INDEX.fullmatch(title) or len(self.rows) < 3:
             return
-        numbers = [parse_number(cell) for cell in self.texts(column)]
-        first = numbers[0]
-        if first in (0, 1) and numbers == [first + i for i in range(len(numbers))]:
+        parsed = [parse_number(cell) for cell in self.texts(column)]
+        numbers = sorted(number for number in parsed if number is not None)
+        steps = {after - before for before, after in pairwise(numbers)}
+        if len(numbers) == len(parsed) and len(steps) == 1 and steps != {0}:
+            step = steps.pop()
+            how = f" in steps of {step:g}" if step != 1 else ""
             raise DataError(
                 self.path,
-                f"column {title!r} counts the rows, which is no feature; leave it out by the "
-                f"option exclude=[{title!r}]",
+                f"column {title!r} counts the rows{how}, which is no feature; leave it out by the "
+                f"option exclude=[{title!r}], or keep it by naming all features in columns=",
             )
 
 
@@ -184,7 +215,7 @@ def open_csv(
     """Return the cells of a CSV file.
 
     Args:
-        path: The file, in UTF-8.
+        path: The file, as of `decode_csv`.
         header: Whether its first row names the columns; by default `has_titles` guesses.
         known: As of `has_titles`.
         separator: What divides columns; by default a comma, or a semicolon or a tab where the first
@@ -194,14 +225,18 @@ def open_csv(
     """
     content = read_file(path)
     with data_errors_of(path):
-        text = content.decode("utf-8-sig")
-        separator = separator or _find_separator(path, text)
+        text = decode_csv(path, content)
+        separator = separator or find_separator(path, text)
         table = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
         rows = tuple((i, tuple(row)) for i, row in enumerate(table, start=1) if row)
     if not rows:
         raise DataError(path, "is empty: it holds no samples")
     titles = tuple(cell.strip() for cell in rows[0][1])
     cells = [row for _, row in rows]
+    if header is None and not set(known) & set(titles):
+        wrong = [cell for cell in titles if has_comma_number(cell)]
+        if wrong:  # no title of a column
+            raise DataError(path, f"row {rows[0][0]} has {wrong[0]!r}, a number; {COMMAS}")
     named = _find_titles(path, cells, known, unsure) if header is None else header
     if named:
         rows = rows[1:]
@@ -215,23 +250,12 @@ def open_csv(
         )
     for number, row in rows:
         if len(row) != len(titles):
-            raise DataError(path, f"has {len(row)} columns in row {number}; {len(titles)} expected")
+            halves = separator == "," and len(titles) < len(row) <= 2 * len(titles)
+            more = f" (if its numbers have decimal commas, {COMMAS})" if halves else ""
+            raise DataError(
+                path, f"has {len(row)} columns in row {number}; {len(titles)} expected{more}"
+            )
     return CsvFile(path, titles, named, rows)
-
-
-def _find_separator(path: Path, text: str) -> str:
-    """What divides the columns of the first row."""
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    first = re.sub(r'"[^"]*"', "", first)
-    found = [separator for separator in SEPARATORS if separator in first]
-    if len(found) > 1:
-        names = " and ".join(f"{SEPARATORS[each]}s" for each in found)
-        raise DataError(
-            path,
-            f"has {names} in its first row, so it cannot be told which of them divide columns; "
-            "say so by the option separator (data.options.separator), and write decimal points",
-        )
-    return found[0] if found else ","
 
 
 def _find_titles(

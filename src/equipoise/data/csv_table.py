@@ -13,7 +13,8 @@ from torch import Tensor
 from equipoise.core import SettingError, require_flag
 from equipoise.data.bounded_io import find_file
 from equipoise.data.cell_text import parse_number
-from equipoise.data.csv_file import SEPARATORS, CsvFile, open_csv
+from equipoise.data.csv_file import CsvFile, open_csv
+from equipoise.data.csv_text import SEPARATORS
 from equipoise.data.dataset import Dataset, Task
 from equipoise.data.encoding import CategoryColumn
 from equipoise.data.errors import DataError
@@ -119,7 +120,11 @@ class CSV(TableReader):
         wanted, kept = self._find_columns(file, learnt)
         if not kept:
             raise DataError(path, "must have a column of features beside what is to be predicted")
-        values, raw = file.read_raw(kept, *self._find_categories(kept, learnt))
+        categories, given = self._find_categories(kept, learnt)
+        if file is learnt:
+            for i in sorted(categories | (set() if self.targets else {*wanted})):
+                file.warn_of_cases(i)
+        values, raw = file.read_raw(kept, categories, given)
         columns = tuple(file.titles[i] for i in kept) if file.named else ()
         x = torch.from_numpy(values)
         if self.targets:
@@ -190,12 +195,12 @@ class CSV(TableReader):
         self, file: CsvFile, column: int, learnt: CsvFile
     ) -> tuple[Tensor, tuple[str, ...]]:
         """The class of each row, and the names of all classes, those of the training file."""
-        own = file.texts(column)
+        own = file.names(column)
         # A file of some classes of a trained model says nothing about the others.
         y = _positions(self.labels, own)
         if self.labels and -1 not in y:
             return torch.tensor(y), self.labels
-        names = list_label_names({*learnt.texts(self._find_label(learnt))} - {""})
+        names = list_label_names({*learnt.names(self._find_label(learnt))} - {""})
         if not names:
             _require_labels(learnt, self._find_label(learnt))
         numeric = all(parse_number(name) is not None for name in names)

@@ -10,7 +10,7 @@ from equipoise.engine.checkpoint import (
     write_checkpoint,
 )
 from equipoise.engine.distributed import Group
-from equipoise.engine.evaluate import Evaluation, evaluate
+from equipoise.engine.evaluate import Evaluation, ScoreWarning, evaluate
 from equipoise.engine.log import MetricLog, read_metrics
 from equipoise.engine.optimizer import Average, make_optimizer
 from equipoise.engine.progress import Progress, make_progress
@@ -34,6 +34,7 @@ __all__ = [
     "OptimizerConfig",
     "Progress",
     "ScheduleConfig",
+    "ScoreWarning",
     "SolveMonitor",
     "Stored",
     "Summary",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -21,7 +22,11 @@ from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import ClassScore, Task, finite_samples
 from equipoise.engine.totals import Totals
 
-__all__ = ["Evaluation", "autocast", "evaluate"]
+__all__ = ["Evaluation", "ScoreWarning", "autocast", "evaluate"]
+
+
+class ScoreWarning(UserWarning):
+    """A score cannot be computed from these samples; the sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,8 @@ def evaluate(
     totals.load(group.sum(totals.vector))
     samples, missed, nonfinite = (int(value) for value in group.sum(counted))
     line = totals.line()
+    for sentence in totals.score.explain_unknown() if group.rank == 0 else ():
+        warnings.warn(f"{dataset.name} {dataset.split}: {sentence}", ScoreWarning, stacklevel=2)
     return Evaluation(
         metrics={name: line[name] for name in ("loss", *totals.score.compute())},
         samples=samples,

@@ -57,6 +57,10 @@ class Score(ABC):
     def compute(self) -> dict[str, float]:
         """Return the scores by name, NaN if nothing was seen."""
 
+    def explain_unknown(self) -> list[str]:
+        """Return a sentence for each score that samples were seen for and that is still NaN."""
+        return []
+
     @property
     def confusion(self) -> Tensor | None:
         """How often each class (rows) was taken for each (columns), int64; None if too many."""
@@ -141,16 +145,32 @@ class Errors(Score):
 
     def compute(self) -> dict[str, float]:
         count = self._sums[0]
-        y, squares, errors, absolute = self._sums[1:].reshape(4, -1)
-        spread = squares - y.square() / count
-        # Of equal targets, which rounding makes differ a little, nothing can be explained.
-        known = spread > 1e-12 * squares
-        r2 = torch.where(known, 1 - errors / spread, math.nan)
+        _, _, errors, absolute = self._sums[1:].reshape(4, -1)
+        spread, varies = self._find_spread()
+        r2 = torch.where(varies, 1 - errors / spread, math.nan)
         return {
             "r2": float(r2.mean()),
             "mae": float((absolute / count).mean()),
             "rmse": float((errors / count).mean().sqrt()),
         }
+
+    def explain_unknown(self) -> list[str]:
+        count, (_, varies) = int(self._sums[0]), self._find_spread()
+        if not count or bool(varies.all()) or not bool(self._sums.isfinite().all()):
+            return []
+        about = "R2 is not known, since it compares errors with how the targets vary, and"
+        if count == 1:
+            return [f"{about} there is only one sample to score."]
+        equal = [str(i + 1) for i in (~varies).nonzero().flatten().tolist()]
+        which = "" if len(varies) == 1 else f" of number {', '.join(equal)} to predict"
+        return [f"{about} those{which} are equal in all {count:,} samples."]
+
+    def _find_spread(self) -> tuple[Tensor, Tensor]:
+        """The sum of (y - mean y)^2 of each number, and whether its targets differ."""
+        y, squares = self._sums[1:].reshape(4, -1)[:2]
+        spread = squares - y.square() / self._sums[0]
+        # Of equal targets, which rounding makes differ a little, nothing can be explained.
+        return spread, spread > 1e-12 * squares
 
 
 class Agreement(Score):
@@ -271,6 +291,17 @@ class Labels(Agreement):
             below = first.cumsum(0) - first / 2  # those of the same bin count half
             found["auc"] = float((second * below).sum() / (first.sum() * second.sum()))
         return found
+
+    def explain_unknown(self) -> list[str]:
+        if self._classes != 2:
+            return []
+        counts = self._sums[self._more].reshape(2, BINS).sum(1)
+        if bool((counts > 0).all()) or not bool(counts.any()):
+            return []
+        return [
+            "AUC is not known, since it compares samples of two classes, and all "
+            f"{int(counts.sum()):,} to score are of one."
+        ]
 
 
 @final
