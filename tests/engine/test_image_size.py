@@ -35,6 +35,7 @@ def test_image_sizes_divide_the_run_into_equal_parts() -> None:
     sizes = ImageSizes([4, 6, 8], model, x, y)
     assert [sizes(x, step, 7).shape[2] for step in range(7)] == [4, 4, 4, 6, 6, 8, 8]
     assert sizes(x, 6, 7) is x
+    assert sizes.pixels == pytest.approx((16 + 36 + 64) / 3 / 64)
     flat = torch.full((1, 1, 8, 8), 3.0)
     torch.testing.assert_close(sizes(flat, 0, 7), torch.full((1, 1, 4, 4), 3.0))
 

@@ -48,6 +48,13 @@ class ImageSizes:
         if max(sides) > x.shape[2]:
             raise self._error(f"be at most {x.shape[2]}, the side of the images")
 
+    @property
+    def pixels(self) -> float:
+        """How many pixels images have, in the mean over the run, as a fraction of their own."""
+        if not self.sides:
+            return 1.0
+        return sum(side**2 for side in self.sides) / (len(self.sides) * self.sides[-1] ** 2)
+
     def _error(self, rule: str, got: str | None = None) -> SettingError:
         return SettingError(KEY, rule, list(self.sides), got=got)
 

@@ -44,7 +44,8 @@ class StepCost:
             trainer: The run.
         """
         scoring = trainer.scorer.samples_left(trainer.epochs) * self.sample_seconds
-        return self.first_seconds + (trainer.steps - 1) * self.seconds + scoring
+        seconds = self.seconds * trainer.image_sizes.pixels  # it was measured at their own size
+        return self.first_seconds + (trainer.steps - 1) * seconds + scoring
 
 
 def measure_step(trainer: Trainer) -> StepCost:
