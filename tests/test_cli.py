@@ -533,9 +533,13 @@ def test_certify_reads_released_weights(capsys, tmp_path):
     U, W = (tensors[name] for name in ("mon.linear_module.U.weight", "Wout.weight"))
     norms = [float(torch.linalg.matrix_norm(each, 2)) for each in (U, W)]
     assert 0 < found["lipschitz"] <= norms[0] * norms[1] / 2.0 * (1 + 1e-5)
-    path.write_bytes(b"nothing")
+    for write in (lambda: path.write_bytes(b"nothing"), lambda: torch.save(torch.nn.Tanh(), path)):
+        write()
+        assert main(["certify", "monotone-mnist", setting]) == 2
+        assert "writes them: it holds something else." in told(capsys)
+    torch.save({**tensors, "Wout.bias": torch.full((10,), torch.nan)}, path)
     assert main(["certify", "monotone-mnist", setting]) == 2
-    assert "must hold tensors as torch.save writes them" in told(capsys)
+    assert "the network must have finite weights; got NaN or infinity in head.bias" in told(capsys)
 
 
 def test_certify_says_that_nothing_is_proved(run, capsys, tmp_path):

@@ -84,7 +84,7 @@ def certify(
 def _certify(
     key: str, layer: Equilibrium, strict: bool, find_input: Callable[[], Tree | None]
 ) -> Certificate:
-    require_finite_weights(key, layer)
+    require_finite_weights(key, layer.cell)
     certificate = certificate_of(layer.cell)
     if strict and not certificate.holds:
         raise _refusal(key, certificate)
@@ -191,12 +191,17 @@ def require_layer(owner: str, layer: object) -> None:
     )
 
 
-def require_finite_weights(key: str, layer: Equilibrium) -> None:
-    """Raise if a parameter is not finite or a buffer holds NaN: nothing can be said of those."""
-    for name, weight in layer.cell.named_parameters():
+def require_finite_weights(key: str, module: nn.Module) -> None:
+    """Raise if a parameter is not finite or a buffer holds NaN: nothing can be said of those.
+
+    Args:
+        key: What to call the module.
+        module: A cell, or a whole network.
+    """
+    for name, weight in module.named_parameters():
         if not bool(weight.isfinite().all()):
             raise SettingError(key, "have finite weights", weight, got=f"NaN or infinity in {name}")
-    for name, buffer in layer.cell.named_buffers():
+    for name, buffer in module.named_buffers():
         if bool(buffer.isnan().any()):  # infinity is what attention masks are made of
             raise SettingError(key, "have buffers without NaN", buffer, got=f"NaN in {name}")
 

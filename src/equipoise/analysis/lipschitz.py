@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.analysis.certificate import require_finite_weights
 from equipoise.analysis.torch_bounds import (
     bound_torch_module,
     channel_scales,
@@ -106,6 +107,7 @@ def lipschitz_bound(model: nn.Module, x: Tensor | None = None) -> NetworkBound:
             zeros of the shape that the model names as its `input_shape`.
     """
     require_type("lipschitz_bound.model", model, nn.Module, "a module")
+    require_finite_weights("lipschitz_bound.model", model)  # a constant says nothing of NaN
     with evaluation_mode(model):  # some parametrised weights change when they are read in training
         return _bound_network(_Walk(model, x))
 

@@ -22,6 +22,6 @@ def objective(layer: Equilibrium, x: Tree) -> Problem:
         x: The layer's input, batch first.
     """
     require_layer("objective", layer)
-    require_finite_weights("objective.layer", layer)
+    require_finite_weights("objective.layer", layer.cell)
     layer.check(x)
     return problem_of(layer.cell, x)

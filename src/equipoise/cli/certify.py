@@ -11,6 +11,7 @@ from equipoise.cli.command import (
     DONE,
     FAILED,
     Command,
+    add_download,
     add_root,
     add_trust,
     count,
@@ -39,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="a setting of a preset to change, such as model.options.margin=20",
     )
     add_root(parser)
+    add_download(parser)
     parser.add_argument(
         "--radii",
         type=float,
@@ -89,6 +91,7 @@ def run(arguments: Namespace) -> int:
             samples=arguments.samples,
             split=arguments.split,
             root=arguments.data_root,
+            download=arguments.download,
             trust=arguments.trust,
             on_batch=progress.evaluate,
         )

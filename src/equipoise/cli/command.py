@@ -20,6 +20,7 @@ __all__ = [
     "FAILED",
     "Command",
     "add_config",
+    "add_download",
     "add_output",
     "add_quiet",
     "add_root",
@@ -92,6 +93,11 @@ def add_trust(parser: ArgumentParser) -> None:
 def add_root(parser: ArgumentParser) -> None:
     """Add the folder with the data."""
     parser.add_argument("--data-root", metavar="DIR", help="the folder with the data")
+
+
+def add_download(parser: ArgumentParser) -> None:
+    """Add the permission to download data."""
+    parser.add_argument("--download", action="store_true", help="download data that are missing")
 
 
 def add_output(parser: ArgumentParser, default: str = "") -> None:

@@ -13,6 +13,7 @@ from equipoise.cli.command import (
     DONE,
     Command,
     add_config,
+    add_download,
     add_output,
     add_quiet,
     add_root,
@@ -33,7 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_config(parser)
     add_output(parser, "runs/NAME-DATE-TIME")
     add_root(parser)
-    parser.add_argument("--download", action="store_true", help="download data that are missing")
+    add_download(parser)
     parser.add_argument(
         "--resume", action="store_true", help="continue if the folder already holds this run"
     )

@@ -20,6 +20,7 @@ from equipoise.analysis import (
     certify,
     lipschitz_bound,
 )
+from equipoise.analysis.certificate import require_finite_weights
 from equipoise.analysis.radius import require_radii
 from equipoise.core import SettingError, SourceError, require_count, stop_if_requested
 from equipoise.core.named_code import is_code_name
@@ -77,6 +78,7 @@ def certify_run(
     samples: int | None = None,
     split: str | None = None,
     root: str | None = None,
+    download: bool = False,
     trust: bool = False,
     on_batch: Callable[[int, int], None] | None = None,
 ) -> CertifiedRun:
@@ -91,6 +93,7 @@ def certify_run(
         samples: How many samples to certify, the first ones; by default all.
         split: Which split of the data; by default what the run scored in the end.
         root: The folder with the data, if it is another one than the config says.
+        download: Whether to download data that are missing.
         trust: As of `open_run`.
         on_batch: Called with how many samples are certified, and how many there are.
     """
@@ -98,8 +101,13 @@ def certify_run(
     if samples is not None:
         require_count("--samples", samples)
     wants_data = bool(radii) or attack > 0
+
+    def locate(data: DataConfig) -> DataConfig:
+        chosen = data.root if root is None else root
+        return replace(data, root=chosen, download=data.download or download)
+
     subject, weights = _find_known_subject(
-        source, settings, root, split, trust=trust, wants_data=wants_data
+        source, settings, locate, split, trust=trust, wants_data=wants_data
     )
     if not any(isinstance(module, Equilibrium) for module in subject.model.modules()):
         raise SettingError(
@@ -109,9 +117,10 @@ def certify_run(
     dataset = _load(subject, split) if wants_data else None
     point = None if dataset is None else _to_floats(dataset.gather([0])[0])
     try:
-        equilibria = certify(model, _some_points(subject, point), strict=False)
-    except SettingError as error:  # weights that are not finite, of which nothing can be said
+        require_finite_weights("the network", model)
+    except SettingError as error:
         raise SourceError(_weights_of(source), error) from error
+    equilibria = certify(model, _some_points(subject, point), strict=False)
     first = _flatten(subject.transform)
     prepare = _prepare(subject.transform)
     if dataset is None:
@@ -142,7 +151,7 @@ def certify_run(
 def _find_known_subject(
     source: str | Path,
     settings: Sequence[str],
-    root: str | None,
+    locate: Callable[[DataConfig], DataConfig],
     split: str | None,
     *,
     trust: bool,
@@ -152,7 +161,7 @@ def _find_known_subject(
     kept = _weights_of(source)
     while True:  # a training may write others meanwhile
         weights = digest_weights(kept.parent) if isinstance(kept, Path) else None
-        subject = _find_subject(source, settings, root, split, trust=trust, wants_data=wants_data)
+        subject = _find_subject(source, settings, locate, split, trust=trust, wants_data=wants_data)
         if weights is None or digest_weights(Path(source)) == weights:
             return subject, weights
 
@@ -160,7 +169,7 @@ def _find_known_subject(
 def _find_subject(
     source: str | Path,
     settings: Sequence[str],
-    root: str | None,
+    locate: Callable[[DataConfig], DataConfig],
     split: str | None,
     *,
     trust: bool,
@@ -171,13 +180,13 @@ def _find_subject(
         if settings:
             raise SettingError("certify", "be asked of a run without settings", settings[0])
         run = open_run(path, trust=trust)
-        data = run.config.data if root is None else replace(run.config.data, root=root)
+        data = locate(run.config.data)
         known = DATASETS[data.name].as_trained(run.about)
         data = replace(data, options={**data.options, **known})
         return _Subject(str(path), run.model, run.task, run.transform, run.about, data)
     if str(source) in list_presets() or path.suffix == ".toml":
         config = load_config(str(source), settings)
-        data = config.data if root is None else replace(config.data, root=root)
+        data = locate(config.data)
         config = replace(config, data=data)
         if not wants_data:
             return _Subject(config.model.name, make_model(config).eval())

@@ -105,8 +105,11 @@ def read_released(path: str, *, margin: float = 1.0, **options: Any) -> ImageNet
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]
-        raise SourceError(path, f"must hold tensors as torch.save writes them: {reason}") from error
+        rule = "must hold tensors alone, as torch.save(model.state_dict(), path) writes them"
+        # What torch says of a file that it will not unpickle is how to run code from it.
+        known = not isinstance(error, pickle.UnpicklingError)
+        reason = str(error).partition("\n")[0] if known else "it holds something else."
+        raise SourceError(path, f"{rule}: {reason}") from error
     try:
         return from_released(tensors, margin=margin, **options)
     except SettingError as error:
