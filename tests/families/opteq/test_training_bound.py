@@ -10,7 +10,7 @@ from equipoise import OptEq, Unrolled
 from equipoise.families.opteq import training_bound
 from equipoise.prox import LeakyReLU
 
-UNTRUE = ("Lemma 16", "Q_1")  # in general; see the errata
+UNTRUE = ("Lemma 16:", "Q_1:")  # in general; see the errata
 
 
 def make(seed, activation="identity", layers=2, alpha=0.05, samples=4, scale=0.6):
@@ -33,7 +33,7 @@ def test_every_other_inequality_of_the_proof_holds_on_random_networks(seed, acti
     layers = 1 + seed % 3
     shape = {"layers": layers, "alpha": (0.05, 0.2, 0.8, 1.0)[seed], "scale": (0.6, 0.9)[seed % 2]}
     found = training_bound(*make(seed, activation, samples=3 + seed, **shape), steps=2 + seed)
-    checked = [each for each in found.lemmas if each.name not in UNTRUE]
+    checked = [each for each in found.lemmas if not each.claim.startswith(UNTRUE)]
     assert len(checked) == 13
     assert not [str(each) for each in checked if not each.holds]
 
@@ -45,7 +45,7 @@ def test_measured_sides_are_those_of_the_layer_itself():
     found = training_bound(layer, head, x, y, steps=steps)
     z = layer(x, torch.zeros(4, 6).double(), gradient=Unrolled(steps), on_failure="ignore")
     (head(z) - y).square().sum().div(2).backward()
-    left = {(each.name, each.statement): each.left for each in found.lemmas}
+    left = {each.claim: each.value for each in found.lemmas}
     cell = layer.layers
     gradients = {
         "W": [own.weight.grad for own in cell.operators],
@@ -54,9 +54,9 @@ def test_measured_sides_are_those_of_the_layer_itself():
     }
     for name, tensors in gradients.items():
         largest = max(float(own.norm()) for own in tensors)
-        assert left["eq. 22", f"|grad_{name}_l|"] == pytest.approx(largest, rel=1e-9)
-    assert left["eq. 27", "|grad_W_(L+1)|"] == pytest.approx(float(head.weight.grad.norm()))
-    assert left["Lemma 12", "|z^K|"] == pytest.approx(float(z.detach().norm()))
+        assert left[f"eq. 22: |grad_{name}_l|"] == pytest.approx(largest, rel=1e-9)
+    assert left["eq. 27: |grad_W_(L+1)|"] == pytest.approx(float(head.weight.grad.norm()))
+    assert left["Lemma 12: |z^K|"] == pytest.approx(float(z.detach().norm()))
 
 
 def test_the_constants_are_those_of_the_paper():
@@ -83,9 +83,9 @@ def test_erratum_lemma_16_two_equal_inputs_with_opposite_residuals_have_no_gradi
     (head(z) - y).square().sum().div(2).backward()
     assert all(float(own.bias.grad.norm()) < 1e-12 for own in layer.layers.inputs)
     found = training_bound(layer, head, x, y, steps=5)
-    (lemma,) = (each for each in found.lemmas if each.name == "Lemma 16")
-    assert lemma.right > 1e-4  # the bound: above zero, as is the loss
-    assert lemma.left < 1e-15
+    (lemma,) = (each for each in found.lemmas if each.claim.startswith("Lemma 16:"))
+    assert lemma.bound > 1e-4  # the bound: above zero, as is the loss
+    assert lemma.value < 1e-15
     assert not lemma.holds
     assert found.kernel[0] < 1e-12  # and no step lowers this loss
 
@@ -95,20 +95,20 @@ def test_erratum_q_1_leaves_out_the_curvature_in_the_head():
     with torch.no_grad():
         head.weight.mul_(1e-6)
     found = training_bound(layer, head, x, 1e-6 * y, steps=5)
-    (last,) = (each for each in found.lemmas if each.name == "Q_1")
+    (last,) = (each for each in found.lemmas if each.claim.startswith("Q_1:"))
     assert not last.holds
     assert found.measured_rate > 1  # the promised step makes the loss grow
 
 
 def test_report_reads_as_sentences():
     text = repr(training_bound(*make(1), steps=5))
-    assert "holds  Assumption 5  max |W_l|: 0.6 <= 0.75" in text
+    assert "holds  Assumption 5: max |W_l|: 0.6 <= 0.75" in text
     assert "FAILS  eq. 31" in text
     assert "promised for steps below" in text
     assert "if all assumptions held" in text
     assert "measured with the step" in text
     bent = training_bound(*make(1, LeakyReLU(0.3)), steps=2)
-    assert "FAILS  Theorem 6     smooth activation, L_s: inf < inf" in repr(bent)
+    assert "FAILS  Theorem 6: smooth activation, L_s: inf < inf" in repr(bent)
     assert bent.constants["kappa"] == 0.3
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from equipoise.analysis.check import Inequality
 from equipoise.core.validate import SettingError, require_positive
 from equipoise.families.opteq.layer import OptEq
-from equipoise.families.opteq.training_lemmas import Inequality, find_constants, measure_lemmas
+from equipoise.families.opteq.training_lemmas import find_constants, measure_lemmas
 from equipoise.families.opteq.unrolled_network import UnrolledNetwork
 
 __all__ = ["TrainingBound", "training_bound"]
@@ -31,7 +32,7 @@ class TrainingBound:
 
     Attributes:
         assumptions: What the theorem assumes.
-        lemmas: The inequalities of its proof, at this network.
+        lemmas: The inequalities of its proof, at this network; claims begin with their source.
         constants: `B*`, `C_z`, ..., `Q_0` to `Q_2`; `Q_3` is another name of `Q_2`.
         step: `min(1/Q_0, 1/Q_1)`.
         rate: `1 - step Q_0`: the factor of the loss in one step that the theorem promises.
@@ -59,8 +60,8 @@ class TrainingBound:
 
     def __repr__(self) -> str:
         numbers = "  ".join(f"{name} {value:.3g}" for name, value in self.constants.items())
-        lines = ["Assumptions", *(f"  {each}" for each in self.assumptions)]
-        lines += ["Inequalities of the proof", *(f"  {each}" for each in self.lemmas)]
+        lines = ["Assumptions", *map(_line, self.assumptions)]
+        lines += ["Inequalities of the proof", *map(_line, self.lemmas)]
         lines += [
             "Constants",
             f"  {numbers}",
@@ -73,6 +74,11 @@ class TrainingBound:
             f"  eigenvalues of J J^T: {self.kernel[0]:.3g} to {self.kernel[1]:.3g}",
         ]
         return "\n".join(lines)
+
+
+def _line(one: Inequality) -> str:
+    verdict = "holds" if one.holds else "FAILS"
+    return f"  {verdict}  {one.claim}: {one.value:.3g} {one.relation} {one.bound:.3g}"
 
 
 def _percent(rate: float) -> str:
@@ -116,7 +122,7 @@ def training_bound(
     smallest, largest = float(kernel[0].clamp_min(0)), float(kernel[-1])
     step = min(1 / constants["Q0"] if constants["Q0"] else math.inf, 1 / constants["Q1"])
     lemmas = measure_lemmas(network, constants, extractor_lipschitz)
-    best = 1 / lemmas[-1].left
+    best = 1 / lemmas[-1].value
     for _ in range(MAX_HALVINGS):
         if _descend(network, best) < 1:
             break

@@ -196,11 +196,7 @@ def _bound(case: Case) -> tuple[list[Inequality], TrainingBound | None]:
     head = _head(layer, case.seed)
     y = case.y.reshape(len(case.x), -1)[:, :1].double()
     found = training_bound(copy.deepcopy(layer).double(), head, case.x, y, steps=PASSES)
-    assumed = [
-        Inequality(f"{own.name}: {own.statement}", own.left, own.relation, own.right)
-        for own in found.assumptions
-    ]
-    return [dense, fits, shared, *assumed], found
+    return [dense, fits, shared, *found.assumptions], found
 
 
 @register_check(
@@ -242,12 +238,12 @@ def lemma_16(case: Case) -> Finding:
     network = UnrolledNetwork.read(layer, _head(layer, case.seed), case.x, y, PASSES)
     gradient = float(torch.func.grad(network.loss)(network.theta).square().sum())
     distance = 2 * float(network.loss(network.theta))
-    (printed,) = (each for each in bound.lemmas if each.name == "Lemma 16")
+    (printed,) = (each for each in bound.lemmas if each.claim.startswith("Lemma 16:"))
     word = "holds" if printed.holds else "is false"
     return Finding(
         hypotheses[:3],
         [Inequality("|grad|^2", gradient, ">=", bound.kernel[0] * distance, 1e-9 * gradient)],
-        f"as printed it {word} here: {printed.left:.3g} >= {printed.right:.3g}",
+        f"as printed it {word} here: {printed.value:.3g} >= {printed.bound:.3g}",
     )
 
 
@@ -258,16 +254,9 @@ def _register_lemma(name: str, statement: str) -> Callable[[Case], Finding]:
             return Finding(hypotheses, [])
         # What later parts of the proof assume is no part of the lemma.
         own = [each for each in hypotheses if not each.claim.startswith(("eq. 31", "Lemma"))]
-        own += [each for each in hypotheses if each.claim.startswith(name)]
+        own += [each for each in hypotheses if each.claim.startswith(f"{name}:")]
         own = [each for each in own if "sigma_min" not in each.claim and "kappa" not in each.claim]
-        return Finding(
-            own,
-            [
-                Inequality(each.statement, each.left, each.relation, each.right, 1e-9 * each.right)
-                for each in bound.lemmas
-                if each.name == name
-            ],
-        )
+        return Finding(own, [each for each in bound.lemmas if each.claim.startswith(f"{name}:")])
 
     number = name.replace(" ", "-").lower()
     return register_check(

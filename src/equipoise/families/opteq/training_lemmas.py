@@ -7,48 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from equipoise.analysis.check import Inequality
 from equipoise.families.opteq.unrolled_network import UnrolledNetwork
 from equipoise.prox.activation import Activation
 
-__all__ = ["Inequality", "find_constants", "measure_lemmas"]
+__all__ = ["find_constants", "measure_lemmas"]
 
 
-@dataclass(frozen=True)
-class Inequality:
-    """Two numbers that should be in order.
+ROUNDING = 1e-9
+"""Relative to the bound."""
 
-    Attributes:
-        name: Where it comes from.
-        statement: What it says.
-        left: Its left side on this network.
-        right: Its right side.
-        relation: What should be true of them.
-    """
 
-    name: str
-    statement: str
-    left: float
-    right: float
-    relation: Literal["<=", ">=", "<", ">"] = "<="
+def _at_most(claim: str, value: float, bound: float) -> Inequality:
+    return Inequality(claim, value, "<=", bound, _rounding(bound))
 
-    @property
-    def holds(self) -> bool:
-        """Whether it is true of this network, up to rounding."""
-        small, large = (self.left, self.right)[:: 1 if self.relation[0] == "<" else -1]
-        if self.relation in "<>":
-            return small < large
-        return small <= large + 1e-9 * abs(large)
 
-    def __str__(self) -> str:
-        verdict = "holds" if self.holds else "FAILS"
-        numbers = f"{self.left:.3g} {self.relation} {self.right:.3g}"
-        return f"{verdict}  {self.name:12}  {self.statement}: {numbers}"
+def _rounding(bound: float) -> float:
+    return ROUNDING * abs(bound) if math.isfinite(bound) else 0.0
 
 
 def find_constants(
@@ -109,17 +88,17 @@ def find_constants(
     }
     large = alpha * K * C_z * B_L * root * math.sqrt(2)
     return constants, (
-        Inequality("Assumption 1", "slope of the activation", max(own[1] for own in slopes), 1),
-        Inequality("Theorem 6", "strongly monotone, kappa", kappa, 0, ">"),
-        Inequality("Theorem 6", "smooth activation, L_s", bent, math.inf, "<"),
-        Inequality("Assumption 5", "max |W_l|", max(norms), 0.75),
-        Inequality("Assumption 5", "min sigma_min(W_l) and 1/4", least, 0.25, ">"),
-        Inequality("Assumption 5", "sigma_min(W_(L+1))", head_least, 0, ">"),
-        Inequality("Lemma 12", "alpha and ln 2/(2 L)", alpha, math.log(2) / (2 * L)),
-        Inequality("Lemma 16", "alpha K L", alpha * K * L, 1),
-        Inequality("Lemma 14", "sqrt N and B_x", math.sqrt(N), B_x),
-        Inequality(
-            "eq. 31", "2 alpha K C_z B_L |y - y_0|/Q_0", 2 * large / Q0 if Q0 else math.inf, 0.25
+        _at_most("Assumption 1: slope of the activation", max(own[1] for own in slopes), 1),
+        Inequality("Theorem 6: strongly monotone, kappa", kappa, ">", 0),
+        Inequality("Theorem 6: smooth activation, L_s", bent, "<", math.inf),
+        _at_most("Assumption 5: max |W_l|", max(norms), 0.75),
+        Inequality("Assumption 5: min sigma_min(W_l) and 1/4", least, ">", 0.25),
+        Inequality("Assumption 5: sigma_min(W_(L+1))", head_least, ">", 0),
+        _at_most("Lemma 12: alpha and ln 2/(2 L)", alpha, math.log(2) / (2 * L)),
+        _at_most("Lemma 16: alpha K L", alpha * K * L, 1),
+        _at_most("Lemma 14: sqrt N and B_x", math.sqrt(N), B_x),
+        _at_most(
+            "eq. 31: 2 alpha K C_z B_L |y - y_0|/Q_0", 2 * large / Q0 if Q0 else math.inf, 0.25
         ),
     )
 
@@ -142,16 +121,16 @@ def measure_lemmas(
     B, C_z, B_Ub, B_x, B_L = (constants[name] for name in ("B*", "C_z", "B_Ub", "B_x", "B_L"))
     inner = C_z - B_Ub * B_x  # Lemma 14 has 2 B_Ub B_x where C_z has 3
     own = {"W": inner, "U": B_x, "b": math.sqrt(N)}
-    found = [Inequality("Lemma 12", "|z^K|", float(z.norm()), B)]
+    found = [_at_most("Lemma 12: |z^K|", float(z.norm()), B)]
     layers: dict[str, list[float]] = {"z": [], "W": [], "U": [], "b": []}
     for number in range(L):
         args = (z, *rest[3 * number : 3 * number + 3])
         for place, name in enumerate(layers):
             function = _with(network, number, args, place)
             layers[name].append(_norm(torch.func.jacrev(function)(args[place]), z.numel()))
-    found.append(Inequality("Lemma 14", "|df_l/dz|", max(layers["z"]), 1))
+    found.append(_at_most("Lemma 14: |df_l/dz|", max(layers["z"]), 1))
     found += [
-        Inequality("Lemma 14", f"|df_l/d{name}_l|", max(layers[name]), alpha * bound)
+        _at_most(f"Lemma 14: |df_l/d{name}_l|", max(layers[name]), alpha * bound)
         for name, bound in own.items()
     ]
     spread = torch.split(
@@ -164,22 +143,15 @@ def measure_lemmas(
     for place, (name, bound) in enumerate(own.items()):
         largest = max(float(torch.linalg.matrix_norm(own, 2)) for own in spread[1 + place :: 3])
         limit = (K - 1) * alpha * bound
-        found.append(Inequality("Lemma 15", f"|dz^K/d{name}_l|", largest, limit))
+        found.append(_at_most(f"Lemma 15: |dz^K/d{name}_l|", largest, limit))
         steepest = max(float(own.norm()) for own in slopes[1 + place :: 3])
         limit *= B_L * float(residual)
-        found.append(Inequality("eq. 22", f"|grad_{name}_l|", steepest, limit))
+        found.append(_at_most(f"eq. 22: |grad_{name}_l|", steepest, limit))
     biases = sum(float(own.square().sum()) for own in slopes[3::3])
-    found.append(
-        Inequality(
-            "Lemma 16",
-            "sum_l |grad_b_l|^2",
-            biases,
-            4 * constants["Q0"] * float(residual) ** 2,
-            ">=",
-        )
-    )
+    least = 4 * constants["Q0"] * float(residual) ** 2
+    found.append(Inequality("Lemma 16: sum_l |grad_b_l|^2", biases, ">=", least, _rounding(least)))
     steepest = float(slopes[0].norm())
-    found.append(Inequality("eq. 27", "|grad_W_(L+1)|", steepest, 3 * K * B * float(residual)))
+    found.append(_at_most("eq. 27: |grad_W_(L+1)|", steepest, 3 * K * B * float(residual)))
     direction = torch.randn(
         theta.shape, dtype=theta.dtype, generator=torch.Generator().manual_seed(0)
     )
@@ -188,10 +160,10 @@ def measure_lemmas(
     moved = float((other - theta).norm())
     change = float((network.state(other) - z).norm()) / moved
     limit = 2 * alpha * math.sqrt(L) * K * C_z * extractor
-    found.append(Inequality("Lemma 19", "change of z^K", change, limit))
+    found.append(_at_most("Lemma 19: change of z^K", change, limit))
     turned = float((torch.func.grad(network.loss)(other) - gradient).norm()) / moved
     curvature = max(turned, _curvature(network))
-    found.append(Inequality("Q_1", "largest curvature of the loss", curvature, constants["Q1"]))
+    found.append(_at_most("Q_1: largest curvature of the loss", curvature, constants["Q1"]))
     return tuple(found)
 
 
