@@ -20,36 +20,8 @@ class NotMonotone(MonotoneMatrix):
         return (super().weights()[0] + 3 * torch.eye(len(self.A), dtype=self.A.dtype),)
 
 
-class Tripled(MonotoneMatrix):
-    """Iterates another matrix than that of its `A` and `B`."""
-
-    def weights(self):
-        return (3 * super().weights()[0],)
-
-
-class Frozen(MonotoneRegression):
-    def forward(self, x):
-        output = super().forward(x)
-        return output.detach() + 0 * output
-
-
 def not_monotone(case):
     case.network.operator.__class__ = NotMonotone
-    return case
-
-
-def tripled(case):
-    case.network.operator.__class__ = Tripled
-    return case
-
-
-def frozen(case):
-    case.network.__class__ = Frozen
-    return case
-
-
-def with_scaled_states(case):
-    case.network.equilibrium.register_forward_hook(lambda _module, _inputs, z: 100 * z)
     return case
 
 
@@ -89,25 +61,6 @@ def test_check_holds_on_a_random_network_or_says_that_the_condition_cannot_be_me
 def test_check_does_not_apply_where_a_hypothesis_is_false(number, change):
     name = f"monotone-{number}"
     assert verify(name, change(case_of(name))).outcome == "does not apply"
-
-
-@pytest.mark.parametrize(
-    ("number", "change"),
-    [
-        ("lemma-3.2.1", tripled),
-        ("lemma-3.2.2", with_scaled_states),
-        ("lemma-3.2.3", frozen),
-        ("proposition-4", frozen),
-        ("lemma-3.3.3", with_scaled_states),
-        ("lemma-3.3.4", with_scaled_states),
-        ("lemma-3.3.6", tripled),
-        ("theorem-3.3.1", frozen),
-        ("theorem-3.3.5-mended", frozen),
-    ],
-)
-def test_check_does_not_hold_on_a_network_that_breaks_the_conclusion(number, change):
-    name = f"monotone-{number}"
-    assert verify(name, change(case_of(name))).outcome in ("fails", "unknown")
 
 
 def test_kernel_by_closed_forms_is_that_of_autograd():

@@ -183,16 +183,17 @@ def lemma_3_2_3(case: Case) -> Finding:
 )
 @torch.no_grad()
 def proposition_3(case: Case) -> Finding:
-    """Compute the norm for step sizes over the whole range."""
+    """Compute the norm of the operator's own products, for step sizes over the whole range."""
     network = case.network
-    W, m = network.W, network.operator.margin
-    eye = torch.eye(len(W), dtype=W.dtype, device=W.device)
-    L = spectral(eye - W)
+    operator, m = network.operator, network.operator.margin
+    eye = torch.eye(len(network.u), dtype=case.x.dtype, device=case.x.device)
+    L = spectral(eye - network.W)
+    products = operator.apply_with(operator.weights(), eye)  # W^T, of the same norms
     conclusions = []
     for fraction in (0.01, 0.25, 0.5, 0.75, 0.99):
         a = fraction * 2 * m / L**2
         bound = math.sqrt(max(1 - 2 * a * m + (a * L) ** 2, 0.0))
-        norm = spectral(eye - a * (eye - W))
+        norm = spectral(eye - a * (eye - products))
         claim = f"|T_a| at a = {fraction:g} * 2m/L^2"
         conclusions += [
             Inequality(claim, norm, "<=", bound, ROUNDING),
@@ -233,16 +234,18 @@ def proposition_4(case: Case) -> Finding:
     number="Lemma 3.3.2",
     subject=MONOTONE,
 )
-@torch.no_grad()
 def lemma_3_3_2(case: Case) -> Finding:
-    """Solve the adjoint equations; the norm is that of the longest row, as rows do not overlap."""
+    """Differentiate predictions in `U X`; rows do not overlap, and the longest is the norm."""
     network, x = case.network, case.x
-    W, u = network.W, network.u
-    active = (network.equilibrium(x) @ W.T + x @ network.U.T > 0).to(x)
+    c = (x @ network.U.T).detach().requires_grad_()
+    layer = network.equilibrium
+    z = layer(x, context=(c, *layer.cell.inject(x)[1:]))
+    (rows,) = torch.autograd.grad((z @ network.u).sum(), c)
+    longest = float(rows.norm(dim=1).max())
+    W, u = network.W.detach(), network.u.detach()
     eye = torch.eye(len(W), dtype=x.dtype, device=x.device)
-    rows = [torch.linalg.solve((eye - lit[:, None] * W).T, u) for lit in active]
-    longest = largest(*(float((lit * row).norm()) for lit, row in zip(active, rows, strict=True)))
-    printed = max(float(row.norm()) for row in rows)
+    lit = (z.detach() @ W.T + c.detach() > 0).to(x)
+    printed = max(float(torch.linalg.solve((eye - one[:, None] * W).T, u).norm()) for one in lit)
     bound = float(u.norm()) / network.operator.margin
     return Finding(
         [monotone_margin(network)],

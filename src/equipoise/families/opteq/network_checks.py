@@ -145,7 +145,7 @@ def lemma_4(case: Case) -> Finding:
         k = m + n  # room enough for a B of full rank, whatever the rank of W is
         A = torch.randn(m, k, dtype=W.dtype)
         _, sizes, V = torch.linalg.svd(A)
-        free = V[m : m + n].T * W.norm()  # (k, n), mapped to zero by A
+        free = V[m : m + n].T * (W.norm() if W.any() else 1.0)  # (k, n), mapped to zero by A
         B = (torch.linalg.pinv(A) @ W + free).T
         rank = smallest(rank, float(sizes[-1] / sizes[0]))
         lost = largest(lost, _relative(A @ B.T, W))

@@ -33,6 +33,8 @@ MAX_PARAMETERS = 3000
 """Parameters of a network whose Jacobian is written out."""
 PASSES = 8
 """Passes through the layers of the unrolled network."""
+SLOPE = torch.tanh
+"""The gradient of `l(x) = sum log cosh x`, whose Lipschitz constant is 1."""
 LEMMAS = {
     "Lemma 12": "all states are bounded by B*",
     "Lemma 14": "a layer's derivatives in its state and its weights are bounded",
@@ -51,7 +53,7 @@ LEMMAS = {
 )
 @torch.no_grad()
 def lemma_9(case: Case) -> Finding:
-    """Take `l(x) = sum log cosh x` with `L = 1`, at pairs of states."""
+    """Take a function with `L = 1`, at pairs of states."""
     gamma, decay = 0.5, 0.25
     states = points(case)
     low, high = math.inf, 0.0
@@ -59,7 +61,7 @@ def lemma_9(case: Case) -> Finding:
         for y in states:
             if x is y:
                 continue
-            moved = (x - y) - gamma * (torch.tanh(x) - torch.tanh(y) + decay * (x - y))
+            moved = (x - y) - gamma * (SLOPE(x) - SLOPE(y) + decay * (x - y))
             ratio = moved.norm(dim=1) / (x - y).norm(dim=1)
             low = smallest(low, float(ratio.min()))
             high = largest(high, float(ratio.max()))

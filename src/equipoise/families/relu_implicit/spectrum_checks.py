@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import torch
@@ -161,8 +162,9 @@ def lemma_3_4(case: Case) -> Finding:
     """Look for the worst `V` on the sphere: random ones, aligned ones, and by ascent from them."""
     x, V = case.x, case.network.cell.V.detach()
     known = quantities(case.network, x, case.y)
-    phi = torch.relu(x @ V.T)
-    G = phi @ phi.T / known.m
+    cell = copy.deepcopy(case.network.cell)
+    phi = cell.inject(x).detach()
+    G = phi @ phi.T
     left = torch.linalg.svd(V, full_matrices=False).U[:, :1]
     right = torch.linalg.svd(x, full_matrices=False).Vh[:1]
     starts = [torch.randn_like(V) for _ in range(3)] + [left @ right, -left @ right, V, -V]
@@ -170,14 +172,14 @@ def lemma_3_4(case: Case) -> Finding:
     for start in starts:
         step = start
         for _ in range(5):
-            step = (step / torch.linalg.matrix_norm(step, 2) * known.radius).requires_grad_()
-            near = torch.relu(x @ (V + step).T)
-            there = near @ near.T / known.m
+            cell.V.data = V + step / torch.linalg.matrix_norm(step, 2) * known.radius
+            near = cell.inject(x)
+            there = near @ near.T
             distance = torch.linalg.matrix_norm(there - G, 2)
             farthest = largest(farthest, float(distance.detach()))
             least = smallest(least, float(torch.linalg.eigvalsh(there.detach())[0]))
-            longest = largest(longest, float(torch.linalg.matrix_norm((V + step).detach(), 2)))
-            (slope,) = torch.autograd.grad(distance, step)
+            longest = largest(longest, float(torch.linalg.matrix_norm(cell.V.detach(), 2)))
+            (slope,) = torch.autograd.grad(distance, cell.V)
             # The largest linear increase on the ball of the spectral norm is the polar factor.
             u, _, v = torch.linalg.svd(slope, full_matrices=False)
             step = u @ v

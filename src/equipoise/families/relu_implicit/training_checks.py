@@ -40,10 +40,10 @@ MENDED = "|u(t)| is bounded by its distance from u(0): the printed bound is belo
 
 
 def _theorem_case(seed: int) -> Case:
-    """Two samples at 120 degrees, and a width at which `G(0)` is near its limit."""
-    width = 1100
+    """Two samples at 150 degrees, and a width at which `G(0)` is near its limit."""
+    width = 840
     network = exact_network(ReluImplicitNetwork((2,), width, gamma=0.1))
-    x = torch.tensor([[1.0, 0.0], [-0.5, math.sqrt(0.75)]], dtype=torch.float64)
+    x = torch.tensor([[1.0, 0.0], [-math.sqrt(0.75), 0.5]], dtype=torch.float64)
     with torch.no_grad():
         y = network(x)[:, 0] + 1e-3 * torch.randn(2, dtype=torch.float64)
     return Case(network, x, y, f"random, {width} units, 2 samples, seed {seed}", seed)
