@@ -79,7 +79,7 @@ def test_predict_says_what_is_wrong_with_a_text(run, capsys):
     tokens, folder = run
     code, told = ask(capsys, "predict", folder, "--text", "")
     assert code == 2
-    assert told.err.startswith("equipoise: error: text[0]: ")
+    assert "--text must be the beginning of a text; got ''. Write a word: --text 'The'." in told.err
     code, told = ask(capsys, "predict", folder)
     assert "must be given a file or a text (--text) to predict for; got none" in told.err
     for option, value in (("--length", 0), ("--temperature", -1), ("--seed", -1)):

@@ -203,6 +203,13 @@ def test_config_source_that_is_nowhere_lists_the_presets(tmp_path):
         r"'cifar1'. Did you mean 'cifar10'",
     ):
         load_config("cifar1")
+    for name, remedy in (
+        ("opteq-table", "'opteq-table', the name of a model. Train one with it: equipoise train b"),
+        ("svhn-extra", "got 'svhn-extra'."),
+        ("csv", "got 'csv', the name of data. Set it in one: equipoise train PRESET data.name=csv"),
+    ):
+        with pytest.raises(ValueError, match=remedy):
+            load_config(name)
     with pytest.raises(ValueError, match=r"nowhere.toml: there is no such file or folder"):
         load_config("nowhere.toml")
     with pytest.raises(ValueError, match=r"must be the folder of a run; it has no config.toml"):

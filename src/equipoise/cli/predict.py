@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from equipoise.cli.command import BAD_INPUT, DONE, Command, add_run, count
 from equipoise.cli.failure import say_error
-from equipoise.core import require_count, require_positive, require_whole
+from equipoise.core import SettingError, require_count, require_positive, require_whole
 from equipoise.core.printable import printable_name
 
 if TYPE_CHECKING:
@@ -76,6 +76,11 @@ def run(arguments: Namespace) -> int:
         )
     if task.writes_files and arguments.out is None:
         raise ValueError(f"--out must name a folder for the answers of a {task.name}; got none.")
+    for text in arguments.text:
+        if not text or (run.vocabulary.tokens != "bytes" and not text.strip()):
+            raise SettingError(
+                "--text", "be the beginning of a text", text, "Write a word: --text 'The'."
+            )
     bad: list[DataError] = []
 
     def tell_bad(error: DataError) -> None:

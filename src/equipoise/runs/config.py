@@ -11,7 +11,7 @@ from equipoise.core import SettingError, SourceError, choose
 from equipoise.core.option import Option, field_options
 from equipoise.data import DATASETS
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
-from equipoise.models import describe_options
+from equipoise.models import describe_options, list_models
 from equipoise.runs.own_code import check_trust, name_code_beside
 from equipoise.runs.presets import list_presets, read_preset
 from equipoise.runs.sections import DataConfig, ModelConfig, TaskConfig
@@ -200,6 +200,7 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
     if not path.is_file():
         if isinstance(source, Path) or len(path.parts) > 1 or path.suffix == ".toml":
             raise SourceError(path, "there is no such file or folder.")
+        _refuse_other_name(str(source))
         choose("config", str(source), presets, "be a TOML file, the folder of a run or one of")
     with path.open("rb") as stream:
         table = decode_toml(stream.read(MAX_CONFIG_BYTES + 1), str(path))
@@ -211,6 +212,28 @@ def _find(source: str | Path) -> tuple[str, dict[str, Any], Path | None]:
         except (ValueError, RecursionError) as error:
             raise SourceError(path, error) from None
     return str(path), table, folder
+
+
+def _refuse_other_name(source: str) -> None:
+    """Raise if a source is the name of a model or of data, with what trains it."""
+    for section, names in (("model", list_models()), ("data", DATASETS.names)):
+        if source not in names:
+            continue
+        presets = [
+            name for name in list_presets() if _read_preset(name)[section]["name"] == source
+        ]
+        example = (
+            f"Train one with it: equipoise train {presets[0]}"
+            if presets
+            else f"Set it in one: equipoise train PRESET {section}.name={source}"
+        )
+        raise SettingError(
+            "config",
+            "be a TOML file, the folder of a run or a preset (equipoise list presets)",
+            source,
+            f"{example}.",
+            got=f"{source!r}, the name of {'a model' if section == 'model' else 'data'}",
+        )
 
 
 def _read_preset(name: str) -> dict[str, Any]:
