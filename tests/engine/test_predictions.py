@@ -3,6 +3,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from equipoise.data import (
     Resize,
     ToFloat,
 )
+from equipoise.data.image_depth import ImageWarning
 from equipoise.data.vocabulary import Vocabulary
 from equipoise.engine import evaluate
 from equipoise.engine.inputs import UnknownTokenWarning, read_inputs
@@ -216,6 +219,34 @@ def test_pictures_come_back_as_they_were_through_the_identity(
     found = Image.open(tmp_path / "out" / "a.png")
     assert found.mode == mode
     np.testing.assert_array_equal(np.array(found), np.array(Image.open(path)))
+
+
+def test_greys_of_16_bits_come_back_with_16_bits(tmp_path: Path) -> None:
+    greys = np.random.default_rng(0).integers(0, 65536, (5, 7)).astype(np.uint16)
+    Image.fromarray(greys).save(tmp_path / "a.png")
+    inputs = read_inputs([tmp_path / "a.png"], shape=(3, 8, 8), multiple=1, deep=True)
+    found = predict(nn.Identity(), Restoration(), inputs, classes=(), transform=Greyscale())
+    write_predictions(found, tmp_path / "out", io.StringIO())
+    restored = Image.open(tmp_path / "out" / "a.png")
+    assert restored.mode.startswith("I;16")
+    np.testing.assert_array_equal(np.array(restored), greys)
+
+
+def test_image_whose_bits_are_guessed_or_lost_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.fromarray(np.full((2, 2), 4095, np.uint16)).save(path)
+    with pytest.warns(ImageWarning, match=r"a.png: its greys reach 4095 of 65535, .* have 12 bits"):
+        list(read_inputs([path], shape=(3, 2, 2)))
+    # Pillow writes no colours of 16 bits: the header and one white pixel.
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0))]
+    chunks += [(b"IDAT", zlib.compress(b"\0" + b"\xff" * 6)), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks:
+        content += struct.pack(">I", len(data)) + name + data
+        content += struct.pack(">I", zlib.crc32(name + data))
+    path.write_bytes(content)
+    with pytest.warns(ImageWarning, match=r"16 bits for each channel, of which only the upper 8"):
+        list(read_inputs([path], shape=(3, 1, 1)))
 
 
 def test_pictures_are_rounded_to_the_nearest_byte_and_cut_to_what_bytes_can_hold(

@@ -95,11 +95,12 @@ def run(arguments: Namespace) -> int:
         columns=run.about.columns,
         encoding=run.about.encoding,
         separator=run.config.data.options.get("separator", ""),
+        deep=task.answer_type is ImageAnswer,
         on_bad_file=tell_bad,
     )
     inputs = chain(read_texts(arguments.text, run.vocabulary), files) if arguments.text else files
-    if run.config.data.greyscale and task.answer_type is ImageAnswer:
-        inputs = _tell_colours(inputs)
+    if task.answer_type is ImageAnswer:
+        inputs = _tell_losses(inputs, grey=run.config.data.greyscale or run.about.shape[0] == 1)
     found = predict(run.model, task, inputs, classes=run.classes, transform=run.transform)
     shown = min(arguments.top, len(run.classes))
     if shown > 1:
@@ -129,15 +130,19 @@ def run(arguments: Namespace) -> int:
     return BAD_INPUT if bad else DONE
 
 
-def _tell_colours(inputs: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Pass samples on, and say which of them lose their colours."""
+def _tell_losses(
+    inputs: Iterator[tuple[str, Tensor]], *, grey: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """Pass images on, and say which of them lose their colours, or half of their bits."""
     for name, image in inputs:
-        if image.dim() == 3 and len(image) == 3 and not bool((image == image[:1]).all()):
-            print(
-                f"equipoise: warning: {printable_name(name)} loses its colours, since the model "
-                "was trained on grey images",
-                file=sys.stderr,
-            )
+        coloured = image.dim() == 3 and len(image) == 3 and not bool((image == image[:1]).all())
+        reason = ""
+        if grey and coloured:
+            reason = "loses its colours, since the model was trained on grey images"
+        elif not grey and image.is_floating_point():
+            reason = "is answered with 8 bits for each colour, since PNG files of more are not made"
+        if reason:
+            print(f"equipoise: warning: {printable_name(name)} {reason}", file=sys.stderr)
         yield name, image
 
 

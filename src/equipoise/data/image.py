@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core import SettingError, require_count
@@ -21,12 +22,15 @@ __all__ = [
     "MAX_PIXELS",
     "SUFFIXES",
     "Size",
+    "find_greys",
     "find_other_size",
     "find_shape",
     "find_size",
     "is_image_file",
     "list_images",
     "list_subfolders",
+    "open_image",
+    "read_greys",
     "read_image",
     "read_image_and_mask",
     "require_size",
@@ -92,7 +96,45 @@ def read_image(path: Path, size: Size = None) -> Tensor:
             centre.
     """
     with data_errors_of(path):
-        return _pixels(path, _open(path), size)
+        return _pixels(path, open_image(path), size)
+
+
+def read_greys(path: Path, size: Size = None) -> Tensor | None:
+    """Return an image of 16 bits of grey as floats `v / 65535`, shape (3, height, width).
+
+    Args:
+        path: The file.
+        size: As of `read_image`.
+
+    Returns:
+        The image; `None` of one with bytes, which `read_image` reads as it is.
+    """
+    with data_errors_of(path):
+        image = open_image(path)
+        values = find_greys(path, image)
+        if values is None:
+            return None
+        image = _pillow().fromarray((values / 65535).astype(np.float32))
+        if size is not None:
+            image = _cover(image, size, _pillow().Resampling.BILINEAR)
+        return torch.from_numpy(np.array(image)).clamp(0, 1).expand(3, -1, -1).contiguous()
+
+
+def find_greys(path: Path, image: Any) -> NDArray[np.int64] | None:
+    """Return the greys of an image of Pillow that has more than 8 bits of them, else `None`.
+
+    Args:
+        path: The file, for messages.
+        image: The image.
+    """
+    if not image.mode.startswith("I"):
+        return None
+    values: NDArray[np.int64] = np.array(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise DataError(path, "is an image of more than 16 bits, whose range is not known")
+    # Pillow notes the grey that a PNG declares transparent, but does not apply it to 16 bits.
+    values[values == image.info.get("transparency", -1)] = 65535
+    return values
 
 
 def find_shape(paths: Iterable[Path], size: Size) -> tuple[int, ...]:
@@ -156,10 +198,10 @@ def read_image_and_mask(path: Path, mask_path: Path, size: Size = None) -> tuple
         size: As for `read_image`; each pixel of the mask gets the class of the nearest one.
     """
     with data_errors_of(path):
-        image = _open(path)
+        image = open_image(path)
         pixels = _pixels(path, image, size)
     with data_errors_of(mask_path):
-        mask = _open(mask_path)
+        mask = open_image(mask_path)
         if mask.size != image.size:
             raise DataError(
                 mask_path,
@@ -189,13 +231,9 @@ def _eight_bits(path: Path, image: Any) -> Any:
     """An image whose channels are bytes; Pillow would clip larger numbers to 255."""
     if image.mode == "F":
         raise DataError(path, "is an image of floating-point numbers, whose range is not known")
-    if not image.mode.startswith("I"):
+    values = find_greys(path, image)
+    if values is None:
         return image
-    values = np.array(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise DataError(path, "is an image of more than 16 bits, whose range is not known")
-    # Pillow notes the grey that a PNG declares transparent, but does not apply it to 16 bits.
-    values[values == image.info.get("transparency", -1)] = 65535
     return _pillow().fromarray(((values + 128) // 257).astype(np.uint8))
 
 
@@ -239,7 +277,12 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _open(path: Path) -> Any:
+def open_image(path: Path) -> Any:
+    """Return the image of Pillow in a file, loaded and upright.
+
+    Args:
+        path: The file.
+    """
     pillow = _pillow()
     if not path.stat().st_size:
         raise DataError(path, "is empty")

@@ -19,7 +19,8 @@ from equipoise.data import DataError, Encoding, Greyscale
 from equipoise.data.bounded_io import data_errors_of, read_file, require_room
 from equipoise.data.csv_file import open_csv
 from equipoise.data.encoding import CategoryColumn, RawTable
-from equipoise.data.image import SUFFIXES, list_images, read_image
+from equipoise.data.image import SUFFIXES, list_images, read_greys, read_image
+from equipoise.data.image_depth import warn_of_depth
 from equipoise.data.numpy_table import read_npy
 from equipoise.data.vocabulary import UNKNOWN, Vocabulary
 
@@ -41,6 +42,7 @@ def read_inputs(
     columns: Sequence[str] = (),
     encoding: Encoding | None = None,
     separator: str = "",
+    deep: bool = False,
     on_bad_file: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Read samples one by one, each with a name: its file, and its index in a file of many.
@@ -63,6 +65,7 @@ def read_inputs(
         columns: Names of the features that the model was trained on (`Dataset.columns`).
         encoding: What becomes of the columns of a table (`Dataset.encoding`).
         separator: As of `open_csv`.
+        deep: Whether images of 16 bits of grey come as floats in [0, 1], not as bytes.
         on_bad_file: Called with what is wrong with a file or a folder, which is then left out; by
             default the first bad one ends the reading.
     """
@@ -75,7 +78,9 @@ def read_inputs(
             samples: list[tuple[str, Tensor]] = []
             with _bad_files_to(on_bad_file):  # around the reading, not around what is made of it
                 samples = list(
-                    _read(file, shape, multiple, vocabulary, tuple(columns), encoding, separator)
+                    _read(
+                        file, shape, multiple, vocabulary, tuple(columns), encoding, separator, deep
+                    )
                 )
             yield from samples
 
@@ -122,6 +127,7 @@ def _read(
     columns: tuple[str, ...],
     encoding: Encoding | None,
     separator: str,
+    deep: bool,
 ) -> Iterator[tuple[str, Tensor]]:
     suffix = path.suffix.lower()
     if vocabulary is not None:
@@ -129,7 +135,7 @@ def _read(
             raise DataError(path, "must be text for a language model")
         yield str(path), _text(str(path), read_file(path), vocabulary)
     elif suffix in SUFFIXES:
-        yield str(path), _image(path, shape, multiple)
+        yield str(path), _image(path, shape, multiple, deep=deep)
     elif suffix in (".npy", ".npz", ".csv"):
         if suffix == ".csv":
             values: NDArray[Any] = _table(path, columns, math.prod(shape), encoding, separator)
@@ -162,16 +168,22 @@ def _text(name: str, content: bytes, vocabulary: Vocabulary) -> Tensor:
     return numbers
 
 
-def _image(path: Path, shape: tuple[int, ...], multiple: int | None) -> Tensor:
+def _image(path: Path, shape: tuple[int, ...], multiple: int | None, *, deep: bool) -> Tensor:
     if len(shape) != 3 or shape[0] not in (1, 3):
         raise DataError(path, f"is an image; the model takes samples of shape {shape}")
+
+    def read(size: tuple[int, int] | None) -> Tensor:
+        greys = read_greys(path, size) if deep else None
+        return read_image(path, size) if greys is None else greys
+
     if multiple is None:
-        image = read_image(path, (shape[1], shape[2]))
+        image = read((shape[1], shape[2]))
     else:
-        image = read_image(path)
+        image = read(None)
         height, width = (max(round(side / multiple), 1) * multiple for side in image.shape[1:])
         if image.shape[1:] != (height, width):
-            image = read_image(path, (height, width))
+            image = read((height, width))
+    warn_of_depth(path)
     return image if shape[0] == 3 else Greyscale()(image[None], torch.zeros(1))[0][0]
 
 

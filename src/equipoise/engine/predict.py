@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
@@ -19,7 +19,7 @@ from equipoise.core import SettingError, require_count, stop_if_requested, write
 from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import Compose, DataError, Degrade, Transform
 from equipoise.engine.solve_monitor import SolveMonitor
-from equipoise.engine.tasks import Answer, FileAnswer, Task, finite_samples
+from equipoise.engine.tasks import Answer, FileAnswer, ImageAnswer, Task, finite_samples
 
 __all__ = ["Prediction", "Written", "predict", "write_predictions"]
 
@@ -68,7 +68,8 @@ def predict(
 ) -> Iterator[Prediction]:
     """Yield what a model says about samples, one after the other; the model stays in its mode.
 
-    Bytes that the transform leaves become floats in [0, 1].
+    Bytes that the transform leaves become floats in [0, 1]. Answers that are grey images have 16
+    bits where the samples were no bytes.
 
     Args:
         model: The model; it is moved to `device`.
@@ -100,10 +101,11 @@ def predict(
                 _finite_outputs(model) as sound,
             ):
                 solves.clear()
+                bits = 8 if x.dtype == torch.uint8 else 16
                 if transform is not None:
                     x, _ = transform(x, torch.zeros(len(x), dtype=torch.int64))
                 x = (x.float() / 255 if x.dtype == torch.uint8 else x).to(device)
-                answers = task.respond(model, x, classes)
+                answers = [_with_bits(each, bits) for each in task.respond(model, x, classes)]
                 if len(answers) != len(names):
                     raise ValueError(
                         f"the model returned {len(answers)} outputs for {len(names)} samples"
@@ -171,6 +173,11 @@ def write_predictions(
     if table is not None and isinstance(lines, io.StringIO):
         write_atomically(table, lines.getvalue())
     return Written(missed, nonfinite)
+
+
+def _with_bits(answer: Answer, bits: int) -> Answer:
+    """An image for what was given with more than bytes has as many bits."""
+    return replace(answer, bits=bits) if isinstance(answer, ImageAnswer) else answer
 
 
 @contextmanager

@@ -219,9 +219,7 @@ def _refuse_other_name(source: str) -> None:
     for section, names in (("model", list_models()), ("data", DATASETS.names)):
         if source not in names:
             continue
-        presets = [
-            name for name in list_presets() if _read_preset(name)[section]["name"] == source
-        ]
+        presets = [name for name in list_presets() if _read_preset(name)[section]["name"] == source]
         example = (
             f"Train one with it: equipoise train {presets[0]}"
             if presets

@@ -24,6 +24,7 @@ from equipoise.data import (
     load_raw,
 )
 from equipoise.data.image import find_other_size
+from equipoise.data.image_depth import warn_of_depth
 from equipoise.data.reader import find_folder
 from equipoise.runs.sections import DataConfig, as_config_error
 
@@ -229,6 +230,8 @@ def _load(data: DataConfig, split: str) -> Dataset:
         else:
             dataset.gather([0])  # files of another kind are bad from the first one on
         _require_one_size(data, dataset)
+        if dataset.files:
+            warn_of_depth(dataset.files[0][0])
     return dataset
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, final
 
 import numpy as np
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -164,18 +163,23 @@ class ImageAnswer(FileAnswer):
 
     Args:
         image: The image, floats in [0, 1] of shape (channels, height, width).
+        bits: Of each pixel, 8 or 16; colours always have 8, since Pillow writes no more.
     """
 
     suffix = ".png"
 
     image: Tensor
+    bits: int = 8
 
     def encode(self) -> bytes:
         from PIL import Image
 
-        pixels = (self.image.clamp(0, 1) * 255).round().to(torch.uint8).movedim(0, -1).numpy()
-        if pixels.shape[2] not in (1, 3):
-            raise ValueError(f"has {pixels.shape[2]} channels; an image has 1 or 3")
+        values = self.image.clamp(0, 1).double().movedim(0, -1).numpy()
+        if values.shape[2] not in (1, 3):
+            raise ValueError(f"has {values.shape[2]} channels; an image has 1 or 3")
+        if values.shape[2] == 1 and self.bits == 16:
+            return _png(Image.fromarray((values[..., 0] * 65535).round().astype(np.uint16)))
+        pixels = (values * 255).round().astype(np.uint8)
         return _png(Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels))
 
 
