@@ -43,9 +43,9 @@ class StepCost:
         Args:
             trainer: The run.
         """
-        scoring = trainer.scorer.samples_left(trainer.epochs) * self.sample_seconds
+        scoring = trainer.scorer.samples_left(trainer.course.epochs) * self.sample_seconds
         seconds = self.seconds * trainer.image_sizes.pixels  # it was measured at their own size
-        return self.first_seconds + (trainer.steps - 1) * seconds + scoring
+        return self.first_seconds + (trainer.course.steps - 1) * seconds + scoring
 
 
 def measure_step(trainer: Trainer) -> StepCost:
@@ -66,10 +66,10 @@ def measure_step(trainer: Trainer) -> StepCost:
     with (
         flush_denormals() if settings.flush_denormals and cpu else nullcontext(),
         trainer.solves.listening(),
-        closing(trainer.epoch_batches()) as samples,
+        closing(trainer.course.batches(trainer.position)) as samples,
     ):
         start = time.monotonic()
-        for (x, y), rows in zip(samples, trainer.epoch_positions(), strict=True):
+        for (x, y), rows in zip(samples, trainer.course.rows(trainer.position), strict=True):
             rate = trainer.learning_rate(len(times))
             step = trainer.stepper.compute(x.to(group.device), y.to(group.device), rate, rows)
             verdict = trainer.stepper.verdict(step)

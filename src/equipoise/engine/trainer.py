@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
 from contextlib import ExitStack, closing, nullcontext
 from enum import IntEnum
 from pathlib import Path
@@ -23,18 +22,17 @@ from equipoise.core import (
     uninterrupted,
 )
 from equipoise.core.printable import printable_name
-from equipoise.data import Dataset, Loading, Transform, batch_count, batch_positions, batches
+from equipoise.data import Dataset, Loading, Transform
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.correction import Correction, CorrectionLoss
-from equipoise.engine.dependence import check_model, trial_size
+from equipoise.engine.course import Course
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
-from equipoise.engine.image_size import ImageSizes
 from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.log import MetricLog
 from equipoise.engine.loss_term import LossTerm
 from equipoise.engine.optimizer import Average, make_optimizer
-from equipoise.engine.part_activity import MAX_PROBE, has_parts, measure_parts
+from equipoise.engine.probe import Probe
 from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.progress_line import wrap_line
 from equipoise.engine.run_folder import RunFolder, run_identity
@@ -46,7 +44,6 @@ from equipoise.engine.step import Stepper, part_size
 from equipoise.engine.step_recorder import StepRecorder
 from equipoise.engine.summary import Summary
 from equipoise.engine.tasks import Task
-from equipoise.engine.warm_start import WarmStart
 from equipoise.layers import Cell, project_norms_after
 from equipoise.layers.declarations import projects_of
 from equipoise.models import count_parameters
@@ -128,23 +125,18 @@ class Trainer:
             held_out=test is not None and held_out,
             transform=transform,
         )
-        # samples of this process in each step
-        self.local_batch = self.settings.batch // self.group.world
-        # Of a model with a memory, each row of a batch goes on where the last batch ended.
-        self.continuous: bool = getattr(model, "memory_length", 0) > 0
-        self.steps_per_epoch = batch_count(
+        self.course = Course(
             train,
-            self.local_batch,
-            rank=self.group.rank,
-            world=self.group.world,
-            continuous=self.continuous,
+            self.settings,
+            self.group,
+            transform=transform,
+            loading=self.loading,
+            continuous=getattr(model, "memory_length", 0) > 0,
         )
-        # The last of the epochs may be shorter.
-        self.steps = self.settings.steps or self.steps_per_epoch * self.settings.epochs
-        self.epochs = -(-self.steps // self.steps_per_epoch)
-
         self.model = model.to(self.group.device)
-        self._check_model()
+        shown = transform if test is None else test_transform
+        self.probe = Probe(model, task, train, shown, self.group.device)
+        self.probe.check_model()
         self.optimizer = make_optimizer(model, self.optimizer_settings)
         if any(isinstance(part, Cell) and projects_of(part) for part in model.modules()):
             project_norms_after(self.optimizer, model)
@@ -152,8 +144,8 @@ class Trainer:
         scaler = torch.amp.GradScaler(
             self.group.device.type, enabled=self.settings.precision == "float16"
         )
-        self.warm = self._make_warm_start()
-        self.image_sizes = self._make_image_sizes()
+        self.warm = self.probe.make_warm_start(self.settings)
+        self.image_sizes = self.probe.make_image_sizes(self.settings)
         self.state = RunState(model, self.optimizer, self.average, scaler, task, self.warm)
         self.position = self.state.position
         self.solves = SolveMonitor(model)
@@ -210,11 +202,11 @@ class Trainer:
             stack.enter_context(interruptible())
             stack.enter_context(uninterrupted())
             self.progress.start(
-                self.epochs,
-                self.steps,
+                self.course.epochs,
+                self.course.steps,
                 position.step,
                 self.title(),
-                scored=self.scorer.samples_left(self.epochs),
+                scored=self.scorer.samples_left(self.course.epochs),
                 batch=settings.batch,
             )
             if self.warm is not None:
@@ -223,7 +215,7 @@ class Trainer:
                 self.store.keep_weights(0, self.model.state_dict())
             self.store.start_clock()
             self.started = time.monotonic() - position.seconds
-            while not self._is_over() and not (
+            while not self.course.is_over(self.position) and not (
                 settings.patience and position.waited >= settings.patience
             ):
                 self._train_epoch(log)
@@ -231,12 +223,12 @@ class Trainer:
                 self.store.save(log, self._elapsed())
                 self._end_epoch(log)
                 self.store.save(log, self._elapsed())
-                if not self._is_over() and group.any(stop_requested()):
+                if not self.course.is_over(self.position) and group.any(stop_requested()):
                     raise self._interrupted()
             with self.average.applied() if self.average else nullcontext():
                 self.scorer.score_last(self._evaluate)
             self.state.finish()
-            self._check_model()
+            self.probe.check_model()
             self.scorer.finish(self._evaluate)
             return self._summary()
 
@@ -244,9 +236,9 @@ class Trainer:
         """Make the steps of the present epoch that are not made yet."""
         settings, position, group = self.settings, self.position, self.group
         samples, busy, waited = 0, 0.0, 0.0  # since the last line of metrics
-        with closing(self.epoch_batches()) as found:
+        with closing(self.course.batches(position)) as found:
             batch_start = time.monotonic()
-            for (x, y), rows in zip(found, self.epoch_positions(), strict=True):
+            for (x, y), rows in zip(found, self.course.rows(position), strict=True):
                 loaded = time.monotonic() - batch_start
                 line = self._step(x.to(group.device), y.to(group.device), rows)
                 seconds = time.monotonic() - batch_start
@@ -273,50 +265,6 @@ class Trainer:
                     if wish is Wish.STOP or group.any(stop_requested()):
                         raise self._interrupted()
                 batch_start = time.monotonic()
-
-    def epoch_batches(self) -> Generator[tuple[Tensor, Tensor]]:
-        """Return the batches of the present epoch that are not learnt from yet."""
-        ahead = self._batches_ahead()
-        return batches(
-            self.train,
-            self.local_batch,
-            self.settings.seed,
-            self.position.epoch,
-            transform=self.transform,
-            rank=self.group.rank,
-            world=self.group.world,
-            start=ahead.start,
-            stop=ahead.stop,
-            continuous=self.continuous,
-            loading=self.loading,
-        )
-
-    def epoch_positions(self) -> list[Tensor]:
-        """Return where in the data the samples of `epoch_batches` are."""
-        ahead, group = self._batches_ahead(), self.group
-        return batch_positions(
-            self.train,
-            self.local_batch,
-            self.settings.seed,
-            self.position.epoch,
-            rank=group.rank,
-            world=group.world,
-            continuous=self.continuous,
-        )[ahead.start : ahead.stop]
-
-    def _batches_ahead(self) -> range:
-        """The numbers of the batches of the present epoch that are not learnt from yet."""
-        # More processes may leave out the last, short batch.
-        start = min(self.position.batch, self.steps_per_epoch)
-        left = self.steps - self.position.step if self.settings.steps else self.steps_per_epoch
-        return range(start, start + left)
-
-    def _is_over(self) -> bool:
-        """Whether all epochs are over, or all steps and the epoch of the last one."""
-        position = self.position
-        if self.settings.steps:
-            return position.step >= self.steps and not position.batch
-        return position.epoch >= self.settings.epochs
 
     def _wish(self) -> Wish:
         """Return what all processes do after this step: they must agree."""
@@ -353,7 +301,7 @@ class Trainer:
     def _step(self, x: Tensor, y: Tensor, rows: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
         number = self.position.step
-        x = self.image_sizes(x, number, self.steps)
+        x = self.image_sizes(x, number, self.course.steps)
         step = self.stepper.compute(x, y, self.learning_rate(number), rows)
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
@@ -366,7 +314,7 @@ class Trainer:
             step: Its number, from 0.
         """
         return self.optimizer_settings.learning_rate * self.schedule.factor(
-            step, self.steps, self.steps_per_epoch
+            step, self.course.steps, self.course.steps_per_epoch
         )
 
     # The end of an epoch and of the run.
@@ -413,10 +361,10 @@ class Trainer:
 
         It is measured on the first training samples, at most as many as a step computes at once.
         """
-        if not self.group.is_main or not has_parts(self.model):
+        if not self.group.is_main:
             return {}
-        count = min(MAX_PROBE, part_size(self.local_batch, self.settings.accumulate))
-        found = measure_parts(self.model, self.task, *self._probe(count))
+        count = part_size(self.course.local_batch, self.settings.accumulate)
+        found = self.probe.measure_parts(count)
         if found is None:
             return {}
         if found.idle:
@@ -432,34 +380,8 @@ class Trainer:
         with self.progress:
             return self._evaluate(dataset)
 
-    def _check_model(self) -> None:
-        """Raise `SettingError` if a language model sees at these weights what it must not see.
-
-        What is multiplied by zero at first is seen only later, so each score is preceded by this.
-        """
-        if self.task.reads_text and len(self.train):
-            check_model(self.model, self.task, *self._probe(trial_size(self.train)))
-
-    def _make_warm_start(self) -> WarmStart | None:
-        if not self.settings.warm_start or not len(self.train):
-            return None
-        x, _ = self._probe(min(2, len(self.train)))
-        limit = self.settings.warm_start_memory
-        return WarmStart(self.model, x, len(self.train), limit)
-
-    def _make_image_sizes(self) -> ImageSizes:
-        sides = self.settings.image_sizes if len(self.train) else ()
-        x, y = self._probe(min(2, len(self.train))) if sides else (torch.empty(0), torch.empty(0))
-        return ImageSizes(sides, self.model, x, y)
-
-    def _probe(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first training samples, as they are scored, or learnt from where none are scored."""
-        transform = self.transform if self.test is None else self.test_transform
-        x, y = next(batches(self.train, count, shuffle=False, transform=transform))
-        return x.to(self.group.device), y.to(self.group.device)
-
     def _evaluate(self, dataset: Dataset) -> Evaluation:
-        self._check_model()
+        self.probe.check_model()
 
         def on_batch(done: int, total: int) -> None:
             self.store.refresh()
@@ -485,7 +407,7 @@ class Trainer:
     def _summary(self) -> Summary:
         position, line = self.position, self.state.past.line()
         return Summary(
-            stopped="finished" if self._is_over() else "early",
+            stopped="finished" if self.course.is_over(self.position) else "early",
             epochs=position.epoch,
             kept_epoch=position.kept_epoch,
             steps=position.step,

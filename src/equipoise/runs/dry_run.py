@@ -58,7 +58,7 @@ def _describe(trainer: Trainer, cost: StepCost) -> Iterator[str]:
         of = "tensors on the GPU" if trainer.group.device.type == "cuda" else "this process"
         yield f"memory of {of}: {cost.memory / 2**20:,.0f} MiB at its peak"
     yield (
-        f"the run: {trainer.steps:,} steps in {trainer.epochs:,} epochs, about "
+        f"the run: {trainer.course.steps:,} steps in {trainer.course.epochs:,} epochs, about "
         f"{describe_duration(cost.run_seconds(trainer))}"
     )
     yield "nothing was written"
