@@ -217,8 +217,10 @@ def test_lemma_about_equilibria_looks_past_a_sample_of_zeros():
         def step(self, z, context):
             return 3.1 * super().step(z, context)
 
-    network.cell.__class__ = Longer
-    verdict = verify("relu-implicit-lemma-2.2", network, x, torch.ones(4))
+    (check,) = find_checks("relu-implicit-lemma-2.2")
+    case = check.subject.adapt(network, x, torch.ones(4))
+    case.network.cell.__class__ = Longer
+    verdict = verify(check, case)
     assert verdict.finding.conclusions[0].holds is False
 
 

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 
 from equipoise import create_model, verify
 from equipoise.analysis.check import Case, list_checks, make_case
-from equipoise.core import SettingError
 from equipoise.families.opteq import OptEq
-from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.potential import Potential
 from equipoise.families.opteq.subject import OPTEQ, _read
 
@@ -87,41 +85,6 @@ def test_statements_are_checked_on_a_model_with_images() -> None:
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert verify("opteq-corollary-1", model, x, y).outcome == "does not apply"
-
-
-class Turned(OptEqCell):
-    def step(self, z, context):
-        return -3 * super().step(z, context)
-
-
-class Louder(OptEqCell):
-    def inject(self, x):
-        return super().inject(10 * x)
-
-
-class Scaled(OptEqCell):
-    def readout(self, z, context):
-        return 2 * z
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        (Turned, "another step"),
-        (Louder, "another step"),
-        (Scaled, "something else"),
-        (None, "hook"),
-    ],
-)
-def test_network_that_does_not_compute_what_its_weights_say_is_refused(kind, said) -> None:
-    torch.manual_seed(0)
-    layer = OptEq(5, 6, [10, 7])
-    if kind is None:
-        layer.register_forward_hook(lambda *found: 10 * found[2])
-    else:
-        layer.cell.__class__ = kind
-    with pytest.raises(SettingError, match=f"must compute what its weights say; .*{said}"):
-        verify("opteq-theorem-1", layer, torch.randn(4, 5), torch.zeros(4))
 
 
 def test_network_keeps_the_modes_of_its_parts() -> None:

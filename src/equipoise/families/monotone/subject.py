@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.analysis.check import Case, Subject, count_of
-from equipoise.core.module_mode import evaluation_mode
-from equipoise.families.monotone.cell import MonotoneCell
+from equipoise.analysis.closed_form import ClosedForm, call_layer, require_closed_form
+from equipoise.families.monotone.cell import MonotoneCell, ReflectionCell
 from equipoise.families.monotone.dense import MonotoneMatrix
 from equipoise.families.monotone.kernel import MonotoneRegression, monotone_forms
+from equipoise.layers.equilibrium import Equilibrium
 from equipoise.prox.activation import ReLU
 
 __all__ = ["MONOTONE", "PAPER"]
@@ -33,17 +34,23 @@ def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
     layer, head = getattr(model, "equilibrium", None), getattr(model, "head", None)
     cell = getattr(layer, "cell", None)
     if isinstance(model, MonotoneRegression):
+        call = call_layer(model, model.equilibrium, x)
+        form = _closed_form(model.equilibrium.cell, call.x, model.u[None], None)
+        require_closed_form(model.equilibrium, model.equilibrium.cell, call, form)
         network = _copy(model)
         return Case(network, x.double(), y.double().reshape(len(y)), _label(network, x))
     if not (
-        isinstance(cell, MonotoneCell)
+        isinstance(layer, Equilibrium)
+        and isinstance(cell, MonotoneCell)
         and isinstance(cell.operator, MonotoneMatrix)
         and isinstance(cell.activation, ReLU)
         and isinstance(cell.inputs, nn.Linear)
         and isinstance(head, nn.Linear)
     ):
         return None
-    rows = _rows(model, x).double()
+    call = call_layer(model, layer, x)
+    require_closed_form(layer, cell, call, _closed_form(cell, call.x, head.weight, head.bias))
+    rows = call.x.double()
     U = cell.inputs.weight.detach().double()
     if cell.inputs.bias is not None:
         U = torch.cat([U, cell.inputs.bias.detach().double()[:, None]], dim=1)
@@ -61,6 +68,37 @@ def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
     return Case(network, rows, target, _label(network, rows))
 
 
+@torch.no_grad()
+def _closed_form(cell: MonotoneCell, x: Tensor, head: Tensor, bias: Tensor | None) -> ClosedForm:
+    """A step of the cell's splitting, and the head, that the weights say."""
+    operator, inputs = cell.operator, cell.inputs
+    assert isinstance(operator, MonotoneMatrix)
+    assert isinstance(inputs, nn.Linear)
+    A, B, U, H = (one.detach().double() for one in (operator.A, operator.B, inputs.weight, head))
+    c = x.double() @ U.T + (0 if inputs.bias is None else inputs.bias.double())
+    gap = operator.margin * torch.eye(len(A), dtype=A.dtype, device=A.device) + A.T @ A - B + B.T
+    a = cell.effective_step_size()
+
+    def forward_backward(z: Tensor) -> Tensor:
+        return torch.relu(z - a * (z @ gap.T - c))
+
+    def reflections(z: Tensor) -> Tensor:
+        # `2 relu(z) - z` is |z|; the resolvent is that of a (I - W).
+        whole = torch.eye(len(gap), dtype=gap.dtype, device=gap.device) + a * gap
+        moved = 2 * torch.linalg.solve(whole, (z.abs() + a * c).T).T - z.abs()
+        assert isinstance(cell, ReflectionCell)
+        return torch.lerp(z, moved, cell.fraction)
+
+    enlarged = isinstance(cell, ReflectionCell)
+    return ClosedForm(
+        "a monotone network",
+        "relu(W z + U x + b) and a linear head",
+        step=reflections if enlarged else forward_backward,
+        readout=torch.relu if enlarged else torch.clone,
+        head=lambda z: z @ H.T + (0 if bias is None else bias.double()),
+    )
+
+
 def _copy(model: MonotoneRegression) -> MonotoneRegression:
     made = MonotoneRegression(model.U.shape[1], len(model.u), model.operator.margin).double()
     made.load_state_dict(model.state_dict())
@@ -69,20 +107,6 @@ def _copy(model: MonotoneRegression) -> MonotoneRegression:
 
 def _label(network: MonotoneRegression, x: Tensor) -> str:
     return f"{count_of(len(network.u), 'unit')}, {count_of(len(x), 'sample')}, first output"
-
-
-def _rows(model: nn.Module, x: Tensor) -> Tensor:
-    """What the layer gets for samples."""
-    seen: list[Tensor] = []
-    layer = model.equilibrium
-    assert isinstance(layer, nn.Module)
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
-    try:
-        with torch.no_grad(), evaluation_mode(model):
-            model(x)
-    finally:
-        hook.remove()
-    return seen[0]
 
 
 MONOTONE = Subject("a dense monotone network with ReLU and a linear head", _fresh, _adapt)

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.analysis.check import Case, Inequality, Subject, count_of
+from equipoise.analysis.closed_form import ClosedForm, call_layer, require_closed_form
 from equipoise.core.module_mode import evaluation_mode
-from equipoise.core.tree import Structure
-from equipoise.core.validate import SettingError
 from equipoise.families.opteq.layer import OptEq, OptEqLayer
 from equipoise.families.opteq.potential import Potential
 from equipoise.solvers import Newton, Stop, solve
@@ -165,60 +164,16 @@ def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
     if len(layers) != 1:
         return None
     (layer,) = layers
-    seen: list[Tensor] = []
-
-    def note(_: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.append(args[0].detach())
-
-    if layer._forward_hooks:
-        raise _other("has a forward hook on its layer")
-    hook = layer.register_forward_pre_hook(note)
-    with evaluation_mode(model):
-        try:
-            model(x[:MAX_SAMPLES])
-        finally:
-            hook.remove()
-        composition = _read(layer, seen[0])
-        _require_same(layer, composition, seen[0])
+    call = call_layer(model, layer, x[:MAX_SAMPLES])
+    with evaluation_mode(layer):
+        composition = _read(layer, call.x)
+    form = ClosedForm("an OptEq", "W^T s(W z + U x + b)/mu", composition)
+    require_closed_form(layer, layer.layers, call, form)
     count = len(layer.layers.operators)
     what = "without its regulariser" if layer.cell is not layer.layers else "as it is"
-    label = f"{count_of(count, 'layer')} {what}, {count_of(len(seen[0]), 'sample')}"
+    label = f"{count_of(count, 'layer')} {what}, {count_of(len(call.x), 'sample')}"
     targets = y[:MAX_SAMPLES].double()
-    return Case(composition, seen[0].double(), targets, label)
-
-
-def _require_same(layer: OptEqLayer, composition: Composition, x: Tensor) -> None:
-    """Raise unless a step of the layer's own cell is that of its weights, at random states.
-
-    The checks know the weights alone: a cell of another class may compute something else.
-    """
-    cell = layer.layers
-    structure = Structure(cell.inject(x), "Cell.inject")
-    context = structure.rebuild(structure.leaves)
-    start = cell.initial(x, context)
-    generator = torch.Generator(start.device).manual_seed(0)
-    exact = start.dtype == torch.float64
-    for scale in (0.0, 1.0, 3.0):
-        z = scale * torch.randn(
-            start.shape, dtype=start.dtype, device=start.device, generator=generator
-        )
-        wanted = composition(z.flatten(1).double())
-        found = cell(z, context).flatten(1).double()
-        size = float(wanted.norm()) + float(z.norm())
-        if not float((found - wanted).norm()) <= (1e-9 if exact else 1e-5) * size:
-            raise _other("makes another step")
-        if not torch.equal(cell.readout(z, context), z):
-            raise _other("returns something else than its state")
-
-
-def _other(what: str) -> SettingError:
-    return SettingError(
-        "verify.network",
-        "compute what its weights say",
-        None,
-        "The statements speak of W^T s(W z + U x + b)/mu and nothing else.",
-        got=f"an OptEq that {what}",
-    )
+    return Case(composition, call.x.double(), targets, label)
 
 
 OPTEQ = Subject("an OptEq network", _fresh, _adapt)

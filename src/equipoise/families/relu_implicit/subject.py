@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.analysis.check import Case, Subject, count_of
+from equipoise.analysis.closed_form import ClosedForm, call_layer, require_closed_form
 from equipoise.families.relu_implicit.network import ReluImplicitNetwork
 from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.options import SolveOptions
@@ -55,11 +57,26 @@ def _fresh(seed: int) -> Case:
 def _adapt(model: nn.Module, x: Tensor, y: Tensor) -> Case | None:
     if not isinstance(model, ReluImplicitNetwork):
         return None
+    call = call_layer(model, model.equilibrium, x)
+    require_closed_form(model.equilibrium, model.cell, call, _closed_form(model, call.x))
     network = exact_network(model)
     rows = network.prepare(x.double())
     output = "" if len(model.u) == 1 else ", first output"
     label = f"{count_of(model.cell.width, 'unit')}, {count_of(len(rows), 'sample')}{output}"
     return Case(network, rows, _targets(y, len(model.u)), label)
+
+
+def _closed_form(model: ReluImplicitNetwork, x: Tensor) -> ClosedForm:
+    """The step and the head that the weights say, at inputs of the layer."""
+    A, V, u, v = (one.detach().double() for one in (model.cell.A, model.cell.V, model.u, model.v))
+    phi = torch.relu(x.double() @ V.T) / math.sqrt(len(A))
+    scale = model.cell.gamma / math.sqrt(len(A))
+    return ClosedForm(
+        "an implicit ReLU network",
+        "relu((gamma/sqrt(m)) A z + phi), and of u^T z + v^T phi,",
+        step=lambda z: torch.relu(scale * z @ A.T + phi),
+        head=lambda z: z @ u.T + phi @ v.T,
+    )
 
 
 def _targets(y: Tensor, outputs: int) -> Tensor:
