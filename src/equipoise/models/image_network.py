@@ -13,7 +13,22 @@ from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.lipschitz import Chain, Part
 from equipoise.models.model import Model
 
-__all__ = ["ExplicitNetwork", "ImageModel", "ImageNetwork"]
+__all__ = ["ExplicitNetwork", "ImageModel", "ImageNetwork", "require_image_shape"]
+
+
+def require_image_shape(owner: str, shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return channels, height and width, or refuse what is not the shape of an image.
+
+    Args:
+        owner: What takes the images, for the message.
+        shape: The shape.
+    """
+    if len(shape) != 3:
+        raise SettingError(f"{owner}.input_shape", "be channels, height and width", tuple(shape))
+    for side in shape:
+        require_count(f"{owner}.input_shape", side)
+    channels, height, width = shape
+    return channels, height, width
 
 
 class ImageModel(Model):
@@ -32,16 +47,9 @@ class ImageModel(Model):
     def __init__(self, input_shape: Sequence[int], *, size_multiple: int | None = None) -> None:
         super().__init__()
         owner = type(self).__name__
-        if len(input_shape) != 3:
-            raise SettingError(
-                f"{owner}.input_shape", "be channels, height and width", tuple(input_shape)
-            )
-        for side in input_shape:
-            require_count(f"{owner}.input_shape", side)
         if size_multiple is not None:
             require_count(f"{owner}.size_multiple", size_multiple)
-        channels, height, width = input_shape
-        self.input_shape = (channels, height, width)
+        self.input_shape = require_image_shape(owner, input_shape)
         self.size_multiple = size_multiple
 
     def prepare(self, x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from equipoise.core.validate import require_count
 from equipoise.models.extractor import convolutional_extractor
 from equipoise.models.factory import register_model
 from equipoise.models.head import PixelHead, PooledHead
-from equipoise.models.image_network import ExplicitNetwork
+from equipoise.models.image_network import ExplicitNetwork, require_image_shape
 from equipoise.models.table_network import TableModel
 
 __all__ = ["MLP", "InputSkip"]
@@ -52,7 +52,9 @@ class InputSkip(nn.Module):
 
 
 @register_model("dnn-cifar10-199k")
-def dnn_cifar10(*, num_classes: int = 10) -> ExplicitNetwork:
+def dnn_cifar10(
+    *, num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32)
+) -> ExplicitNetwork:
     """CIFAR-10, five layers that see the input again: OptEq's own baseline (OptEq, eq. 1, Table 3).
 
     The paper gives it the size of the OptEq, 199 k parameters, and no widths; these have 199,068
@@ -60,10 +62,12 @@ def dnn_cifar10(*, num_classes: int = 10) -> ExplicitNetwork:
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images.
     """
+    shape = require_image_shape("dnn-cifar10-199k", input_shape)
     widths = (16, 32, 64, 76, 72)
-    body = nn.Sequential(convolutional_extractor(3, [30]), InputSkip(30, widths))
-    return ExplicitNetwork(body, PooledHead(widths[-1], 4, num_classes), (3, 32, 32))
+    body = nn.Sequential(convolutional_extractor(shape[0], [30]), InputSkip(30, widths))
+    return ExplicitNetwork(body, PooledHead(widths[-1], 4, num_classes), shape)
 
 
 @register_model("fcn-cityscapes")

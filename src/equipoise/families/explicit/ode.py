@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Literal, TypedDict, Unpack, get_args
 
@@ -14,7 +15,7 @@ from equipoise.core.errors import ConvergenceError
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError, require_count, require_flag, require_positive
 from equipoise.models.factory import register_model
-from equipoise.models.image_network import ExplicitNetwork
+from equipoise.models.image_network import ExplicitNetwork, require_image_shape
 
 __all__ = ["Method", "NeuralODE", "OdeOptions"]
 
@@ -134,13 +135,14 @@ class OdeOptions(TypedDict, total=False):
 
 
 def _flat(
-    shape: tuple[int, int, int],
+    input_shape: Sequence[int],
     filters: int,
     augment: int,
     num_classes: int,
     options: OdeOptions,
 ) -> ExplicitNetwork:
     """The flow of an image, and a linear map of all its pixels."""
+    shape = require_image_shape("NeuralODE", input_shape)
     channels, height, width = shape
     require_count("NeuralODE.num_classes", num_classes)
     flow = NeuralODE(channels, filters, augment, **options)
@@ -149,19 +151,28 @@ def _flat(
 
 
 @register_model("neural-ode-mnist")
-def neural_ode_mnist(*, num_classes: int = 10, **options: Unpack[OdeOptions]) -> ExplicitNetwork:
+def neural_ode_mnist(
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (1, 28, 28),
+    **options: Unpack[OdeOptions],
+) -> ExplicitNetwork:
     """Neural ODE for grey images of 28 x 28 with 84,395 parameters (Dupont et al., 2019).
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `OdeOptions`.
     """
-    return _flat((1, 28, 28), 92, 0, num_classes, options)
+    return _flat(input_shape, 92, 0, num_classes, options)
 
 
 @register_model("augmented-neural-ode-mnist")
 def augmented_neural_ode_mnist(
-    *, num_classes: int = 10, **options: Unpack[OdeOptions]
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (1, 28, 28),
+    **options: Unpack[OdeOptions],
 ) -> ExplicitNetwork:
     """Augmented neural ODE for 28 x 28 with 84,816 parameters (Dupont et al., 2019).
 
@@ -169,25 +180,35 @@ def augmented_neural_ode_mnist(
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `OdeOptions`.
     """
-    return _flat((1, 28, 28), 64, 5, num_classes, options)
+    return _flat(input_shape, 64, 5, num_classes, options)
 
 
 @register_model("neural-ode-cifar10")
-def neural_ode_cifar10(*, num_classes: int = 10, **options: Unpack[OdeOptions]) -> ExplicitNetwork:
+def neural_ode_cifar10(
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[OdeOptions],
+) -> ExplicitNetwork:
     """Neural ODE for CIFAR-10 with 172,358 parameters (Dupont et al., 2019; OptEq, Table 4).
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `OdeOptions`.
     """
-    return _flat((3, 32, 32), 125, 0, num_classes, options)
+    return _flat(input_shape, 125, 0, num_classes, options)
 
 
 @register_model("augmented-neural-ode-cifar10")
 def augmented_neural_ode_cifar10(
-    *, num_classes: int = 10, **options: Unpack[OdeOptions]
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[OdeOptions],
 ) -> ExplicitNetwork:
     """Augmented neural ODE for CIFAR-10 with 171,799 parameters (Dupont et al., 2019).
 
@@ -195,6 +216,7 @@ def augmented_neural_ode_cifar10(
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `OdeOptions`.
     """
-    return _flat((3, 32, 32), 64, 10, num_classes, options)
+    return _flat(input_shape, 64, 10, num_classes, options)

@@ -18,7 +18,7 @@ from equipoise.families.monotone.layer import (
 from equipoise.families.monotone.released import read_released
 from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
-from equipoise.models.image_network import ImageNetwork
+from equipoise.models.image_network import ImageNetwork, require_image_shape
 from equipoise.models.table_network import TableNetwork
 
 __all__ = ["MonotoneOptions"]
@@ -118,7 +118,12 @@ def table(
 
 
 @register_model("monotone-cifar10-172k")
-def cifar10_172k(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+def cifar10_172k(
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[MonotoneOptions],
+) -> ImageNetwork:
     """CIFAR-10, one convolution of 81 channels (Winston & Kolter, 2020, Table 1).
 
     There are 172,218 parameters, as published: 3 x 3 kernels at 32 x 32, averages of 4 x 4 pixels
@@ -126,48 +131,73 @@ def cifar10_172k(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `MonotoneOptions`.
     """
     require_count("monotone.num_classes", num_classes)
+    shape = require_image_shape("monotone-cifar10-172k", input_shape)
     # The authors' averages are those of the image with its frame.
+    fields = ((shape[1] + 2) // 4) * ((shape[2] + 2) // 4)
     head = nn.Sequential(
-        nn.ZeroPad2d(1), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(81 * 64, num_classes)
+        nn.ZeroPad2d(1), nn.AvgPool2d(4), nn.Flatten(), nn.Linear(81 * fields, num_classes)
     )
-    layer = MonotoneConv2d(3, 81, **solved_to(ACCURACY, options))
-    return ImageNetwork(nn.Identity(), layer, head, (3, 32, 32))
+    layer = MonotoneConv2d(shape[0], 81, **solved_to(ACCURACY, options))
+    return ImageNetwork(nn.Identity(), layer, head, shape)
 
 
 def _tiers(
-    channels: tuple[int, int, int], num_classes: int, options: MonotoneOptions
+    channels: tuple[int, int, int],
+    num_classes: int,
+    input_shape: Sequence[int],
+    options: MonotoneOptions,
 ) -> ImageNetwork:
-    """Three tiers of 32 x 32, 16 x 16 and 8 x 8, and a linear map of the last with its frame."""
+    """Three tiers, each of half the sides of the one before, and a linear map of the last, framed.
+
+    At 32 x 32 these are the authors'.
+    """
     require_count("monotone.num_classes", num_classes)
-    head = nn.Sequential(nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(channels[-1] * 100, num_classes))
-    layer = MonotoneMultiTier(3, channels, (32, 32), **solved_to(ACCURACY, options))
-    return ImageNetwork(nn.Identity(), layer, head, (3, 32, 32))
+    shape = require_image_shape("monotone", input_shape)
+    framed = (shape[1] // 4 + 2) * (shape[2] // 4 + 2)
+    head = nn.Sequential(
+        nn.ZeroPad2d(1), nn.Flatten(), nn.Linear(channels[-1] * framed, num_classes)
+    )
+    layer = MonotoneMultiTier(shape[0], channels, shape[1:], **solved_to(ACCURACY, options))
+    return ImageNetwork(nn.Identity(), layer, head, shape)
 
 
 @register_model("monotone-cifar10-170k")
-def cifar10_170k(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+def cifar10_170k(
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[MonotoneOptions],
+) -> ImageNetwork:
     """CIFAR-10, three resolutions of 16, 32 and 60 channels (Winston & Kolter, 2020, Table 1).
 
     There are 170,194 parameters, as published.
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `MonotoneOptions`.
     """
-    return _tiers((16, 32, 60), num_classes, options)
+    return _tiers((16, 32, 60), num_classes, input_shape, options)
 
 
 @register_model("monotone-cifar10-1m")
-def cifar10_1m(*, num_classes: int = 10, **options: Unpack[MonotoneOptions]) -> ImageNetwork:
+def cifar10_1m(
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[MonotoneOptions],
+) -> ImageNetwork:
     """CIFAR-10, three resolutions of 64, 128 and 128 channels (Winston & Kolter, 2020, Table 1).
 
     There are 1,014,546 parameters, as published.
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images; the last map's size follows them.
         **options: See `MonotoneOptions`.
     """
-    return _tiers((64, 128, 128), num_classes, options)
+    return _tiers((64, 128, 128), num_classes, input_shape, options)

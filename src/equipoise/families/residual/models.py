@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 from torch import nn
@@ -11,7 +12,11 @@ from equipoise.layers.equilibrium import Equilibrium
 from equipoise.layers.options import SolveOptions
 from equipoise.models.factory import register_model
 from equipoise.models.head import PooledHead
-from equipoise.models.image_network import ExplicitNetwork, ImageNetwork
+from equipoise.models.image_network import (
+    ExplicitNetwork,
+    ImageNetwork,
+    require_image_shape,
+)
 from equipoise.models.normalized_convolution import Normalization
 
 __all__ = ["ResidualOptions"]
@@ -59,8 +64,9 @@ def _extractor(in_channels: int, channels: int, stride: int) -> nn.Sequential:
 
 
 def _network(
-    shape: tuple[int, int, int], stride: int, num_classes: int, options: ResidualOptions
+    input_shape: Sequence[int], stride: int, num_classes: int, options: ResidualOptions
 ) -> ImageNetwork:
+    shape = require_image_shape("residual-deq", input_shape)
     cell = _cell(48, options)
     solve = options if options.get("stop") is not None else ACCURACY | options
     return ImageNetwork(
@@ -73,34 +79,43 @@ def _network(
 
 @register_model("residual-deq-mnist")
 def residual_deq_mnist(
-    *, num_classes: int = 10, **options: Unpack[ResidualOptions]
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (1, 28, 28),
+    **options: Unpack[ResidualOptions],
 ) -> ImageNetwork:
     """Residual DEQ for grey images of 28 x 28 (mon-NTK thesis, eq. 4.1), solved at 14 x 14.
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images.
         **options: See `ResidualOptions`.
     """
-    return _network((1, 28, 28), 2, num_classes, options)
+    return _network(input_shape, 2, num_classes, options)
 
 
 @register_model("residual-deq-cifar10")
 def residual_deq_cifar10(
-    *, num_classes: int = 10, **options: Unpack[ResidualOptions]
+    *,
+    num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
+    **options: Unpack[ResidualOptions],
 ) -> ImageNetwork:
     """Residual DEQ for CIFAR-10 (mon-NTK thesis, eq. 4.1), 48 channels at 32 x 32.
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images.
         **options: See `ResidualOptions`.
     """
-    return _network((3, 32, 32), 1, num_classes, options)
+    return _network(input_shape, 1, num_classes, options)
 
 
 @register_model("weight-tied-cifar10")
 def weight_tied_cifar10(
     *,
     num_classes: int = 10,
+    input_shape: Sequence[int] = (3, 32, 32),
     steps: int = 6,
     checkpoint: bool = False,
     inner: int = 64,
@@ -114,6 +129,7 @@ def weight_tied_cifar10(
 
     Args:
         num_classes: Number of classes.
+        input_shape: Channels, height and width of the images.
         steps: How often the cell is applied.
         checkpoint: Whether steps are computed again in backward, for memory.
         inner: Channels between the two convolutions of the cell.
@@ -123,6 +139,7 @@ def weight_tied_cifar10(
         spectral_norm: What the norms of the convolutions are at most under `spectral`.
         dropout: Probability of dropping a channel in training, with one mask for all steps.
     """
+    shape = require_image_shape("weight-tied-cifar10", input_shape)
     cell = ResidualCell(
         48,
         inner,
@@ -132,5 +149,7 @@ def weight_tied_cifar10(
         spectral_norm=spectral_norm,
         dropout=dropout,
     )
-    body = nn.Sequential(_extractor(3, 48, 1), WeightTied(cell, steps, checkpoint=checkpoint))
-    return ExplicitNetwork(body, PooledHead(48, 4, num_classes), (3, 32, 32))
+    body = nn.Sequential(
+        _extractor(shape[0], 48, 1), WeightTied(cell, steps, checkpoint=checkpoint)
+    )
+    return ExplicitNetwork(body, PooledHead(48, 4, num_classes), shape)
