@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from equipoise.cli import main
 from equipoise.core.named_code import ChangedFileWarning
+from equipoise.data import batches
 from equipoise.engine import read_checkpoint, write_checkpoint
+from equipoise.models import find_equilibria
+from equipoise.runs import curvature as curvature_module
 from equipoise.runs import evaluate_run, open_run, report_run
 from equipoise.runs import landscape as landscape_module
 from equipoise.runs.curvature import find_curvature
@@ -149,12 +158,67 @@ def test_landscape_counts_unsolved_equilibria_and_undefined_losses(run, tmp_path
     assert np.isnan(found.loss).all()
 
 
-def test_curvature_of_a_run_is_that_of_second_differences(run):
+def test_curvature_of_a_run_is_that_of_differences_of_gradients(run, monkeypatch):
+    monkeypatch.setattr(curvature_module, "BATCH", 5)  # the last part is a smaller one
     network = open_network(Source(str(run)))
     dataset = network.samples("train", 12)
     found = find_curvature(network, dataset, 1)
-    assert found.largest[0] > 0
-    assert found.error.max() <= 1e-2 * found.largest[0]
+    model = network.run.model.double().eval()
+    for layer in find_equilibria(model).values():
+        layer.stop = replace(layer.stop, tolerance=1e-11, max_steps=500)
+    ((x, y),) = batches(dataset, 12, shuffle=False, transform=network.run.transform)
+    weights = list(model.parameters())
+    centre = parameters_to_vector(weights).detach()
+
+    def gradient(place):
+        vector_to_parameters(place, weights)
+        loss = torch.nn.functional.cross_entropy(model(x.double()), y)
+        return torch.cat([one.reshape(-1) for one in torch.autograd.grad(loss, weights)])
+
+    def product(vector):
+        step = 1e-6 * torch.from_numpy(vector.reshape(-1))
+        return ((gradient(centre + step) - gradient(centre - step)) / 2e-6).numpy()
+
+    matrix = LinearOperator((len(centre),) * 2, product, dtype=np.float64)
+    smallest, largest = eigsh(matrix, 2, which="BE", tol=1e-4, return_eigenvectors=False)
+    assert found.largest[0] == pytest.approx(largest, rel=5e-3)
+    assert found.smallest == pytest.approx(smallest, abs=5e-3 * largest)
+
+
+def test_look_prints_the_largest_eigenvalues_of_the_hessian(run, capsys):
+    small = ["--points", "3", "--samples", "4", "--processes", "1", "--quiet"]
+    assert main(["look", "landscape", str(run), *small, "--line", "--eigenvalues", "2"]) == 0
+    network = open_network(Source(str(run)))
+    expected = find_curvature(network, network.samples("train", 4), 2)
+    numbers = ", ".join(f"{value:.4g}" for value in expected.largest)
+    line = f"largest eigenvalues of the Hessian {numbers}; smallest {expected.smallest:.4g} "
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_landscape_resumes_after_kill_9_bit_for_bit(run, tmp_path, processes):
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns("look"))
+    settings = LandscapeSettings(points=11, samples=20)
+    words = ["look", "landscape", str(copy), "--points", "11", "--samples", "20", "--quiet"]
+    words += ["--processes", str(processes)]
+    child = subprocess.Popen([sys.executable, "-m", "equipoise", *words])
+    done = 0
+    while not done and child.poll() is None:
+        time.sleep(0.005)
+        for file in copy.glob("look/landscape-*.safetensors"):
+            done = int(read_checkpoint(file)[0]["done"].sum())
+    child.kill()
+    child.wait()
+    counts = []
+    again = find_landscape(
+        Source(str(copy)), settings, copy / "look", on_points=lambda *count: counts.append(count)
+    )
+    assert done <= counts[0][0] < 121
+    assert counts[-1] == (121, 121)
+    whole = find_landscape(Source(str(copy)), settings, tmp_path / "whole").landscape
+    assert np.array_equal(again.landscape.loss, whole.loss)
+    assert len(list((copy / "look").glob("landscape-*.safetensors"))) == 1
 
 
 def test_look_draws_every_figure_and_the_page_shows_them(run, capsys):
@@ -215,6 +279,8 @@ def test_look_draws_the_landscape_of_a_network_without_equilibrium(explicit, tmp
         (["landscape", "RUN", "--range", "1", "1"], "look.range must rise"),
         (["landscape", "RUN", "--range", "0", "nan"], "look.range must be a finite number"),
         (["landscape", "RUN", "--samples", "0"], "look.samples must be a whole number"),
+        (["landscape", "RUN", "--eigenvalues", "-1"], "look.eigenvalues must be a whole number"),
+        (["landscape", "RUN", "--level", "nan"], "look.level must be a finite number"),
         (["landscape", "RUN", "--data-root", "nowhere", "--split", "val"], "val"),
         (["landscape", "RUN", "train.epochs=3"], "is a trained run, whose settings cannot change"),
         (["landscape", "nowhere/run"], "there is no such file or folder"),

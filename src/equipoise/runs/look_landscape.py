@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.analysis import Basin, find_basin
-from equipoise.core import require_count
+from equipoise.core import require_finite, require_whole
 from equipoise.plots import plot_landscape, save_figure
 from equipoise.plots.landscape import View
 from equipoise.runs.curvature import find_curvature
@@ -45,6 +45,9 @@ def look_landscape(
     if settings.directions == "path" and len(sources) > 1:
         raise ValueError("look landscape: --directions path must be asked of one run at a time.")
     require_panels(len(sources))
+    require_whole("look.eigenvalues", eigenvalues)
+    if level is not None:
+        require_finite("look.level", level)
     found: dict[str, FoundLandscape] = {}
     lines: list[str] = []
     values: dict[str, Any] = {}
@@ -118,7 +121,6 @@ def _describe_landscape(
 def _describe_curvature(
     source: Source, settings: LandscapeSettings, count: int, on_progress: OnProgress | None
 ) -> tuple[str, dict[str, Any]]:
-    require_count("look.eigenvalues", count)
     network = open_network(source)
     dataset = network.samples(settings.split, settings.samples)
 
