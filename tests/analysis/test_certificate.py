@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -439,6 +440,22 @@ def test_certify_does_not_believe_a_cell_with_a_hook() -> None:
     found = certify(layer, strict=False)
     assert not found.holds
     assert "a forward hook may change its output" in str(found)
+
+
+class LouderLayer(OptEq):
+    def forward(self, x: Tensor, **options: Any) -> Tensor:
+        return 100 * super().forward(x, **options)
+
+
+def test_certify_does_not_believe_a_layer_with_a_forward_of_its_own() -> None:
+    layer = LouderLayer(3, 4, 8)
+    why = "LouderLayer has a forward of its own, of which its cell's certificate knows nothing"
+    found = certify(layer, strict=False)
+    assert (found.holds, found.lipschitz) == (False, math.inf)
+    assert why in str(found)
+    with pytest.raises(ValueError, match=why):
+        certify(nn.Sequential(layer))
+    assert certify(Equilibrium(layer.cell)).holds
 
 
 def test_certify_changes_nothing_in_a_model_in_training() -> None:

@@ -446,6 +446,16 @@ def test_infinite_loss_is_skipped_with_its_own_reason():
         make(model=Exploding(), ema=0.0, test=None).fit()
 
 
+def test_part_that_is_frozen_stays_so_through_steps_and_scores():
+    model, asleep = Small(), Small().eval()
+    model.norm.eval()
+    make(model=model, ema=0.0).fit()
+    assert (model.training, model.norm.training) == (True, False)
+    assert not model.norm.running_mean.any()
+    make(model=asleep, ema=0.0).fit()
+    assert asleep.norm.running_mean.all()
+
+
 def test_evaluate_says_how_many_samples_missed_the_tolerance():
     data = Blobs().dataset()
     model = Small(solver="fixed_point", tolerance=1e-7, max_steps=3, on_failure="ignore")

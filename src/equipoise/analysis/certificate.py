@@ -18,8 +18,8 @@ from equipoise.core.errors import ConvergenceWarning
 from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.tree import Layout, Tree
 from equipoise.core.validate import SettingError, require_type
-from equipoise.layers import Cell, Certificate, Equilibrium, Statement
-from equipoise.layers.belief import certificate_of
+from equipoise.layers import Cell, Certificate, Equilibrium, Link, Statement
+from equipoise.layers.belief import certificate_of, find_layer_refusal
 from equipoise.layers.certificate import significant
 
 __all__ = ["certify", "require_finite_weights", "require_layer"]
@@ -86,6 +86,11 @@ def _certify(
 ) -> Certificate:
     require_finite_weights(key, layer.cell)
     certificate = certificate_of(layer.cell)
+    reason = find_layer_refusal(layer)
+    if reason is not None:
+        name = type(layer).__name__
+        remedy = "Certify the cell in a plain layer: Equilibrium(layer.cell)."
+        certificate = Certificate((Link(name, math.inf),), basis=reason, remedy=remedy)
     if strict and not certificate.holds:
         raise _refusal(key, certificate)
     certificate = replace(certificate, rate=state_rate(layer, certificate))

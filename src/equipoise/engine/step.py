@@ -103,7 +103,8 @@ class Stepper:
         for each in self.optimizer.param_groups:
             each["lr"] = learning_rate * each["rate"]
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        self.model.train()
+        if not self.model.training:  # else a part that is frozen in evaluation mode would thaw
+            self.model.train()
         self.solves.clear()
         self.optimizer.zero_grad()
         parts = self._split(x, y)

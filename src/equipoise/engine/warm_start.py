@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError
+from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.tree import row_dot
 from equipoise.engine.distributed import Group
 from equipoise.gradients.start import StartStates
@@ -78,7 +79,6 @@ class WarmStart:
         """Where the solves for some samples start, one matrix for each call of a layer."""
         found: dict[str, Tensor] = {}
         calls: Counter[str] = Counter()
-        modes = {part: part.training for part in model.modules()}
         devices = [x.device] if x.device.type == "cuda" else []
         before = {name: layer.solves.on_failure for name, layer in self._layers.items()}
 
@@ -89,12 +89,11 @@ class WarmStart:
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng(devices))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(evaluation_mode(model))
             for name, layer in self._layers.items():
                 layer.solves.on_failure = "ignore"
                 stack.enter_context(layer.starting_from(partial(note, name)))
-            model.eval()(x)
-        for part, training in modes.items():
-            part.training = training
+            model(x)
         for name, layer in self._layers.items():
             layer.solves.on_failure = before[name]
         for key, z0 in found.items():

@@ -20,12 +20,14 @@ from equipoise.layers.lipschitz import Bound, Chain, Part, round_up, unknown
 
 if TYPE_CHECKING:
     from equipoise.layers.cell import Cell
+    from equipoise.layers.equilibrium import Equilibrium
 
 __all__ = [
     "certificate_of",
     "contraction_response",
     "error_factor_of",
     "find_hook",
+    "find_layer_refusal",
     "find_refusal",
     "input_lipschitz_of",
     "output_lipschitz_of",
@@ -34,6 +36,7 @@ __all__ = [
 
 STEP = ("step", "inject")
 OUTPUT = ("step", "inject", "readout")
+LAYER = ("forward", "solve", "map", "_call", "_solve")
 
 
 def find_hook(module: nn.Module) -> str | None:
@@ -90,6 +93,16 @@ def find_refusal(owner: object, method: str, needed: Sequence[str]) -> str | Non
                 "nothing"
             )
     return find_hook(owner) if isinstance(owner, nn.Module) else None
+
+
+def find_layer_refusal(layer: Equilibrium) -> str | None:
+    """Return why what is said of a layer's cell must not be believed of the layer, if so.
+
+    Args:
+        layer: The layer, which may be of a subclass that computes something else.
+    """
+    reason = find_refusal(layer, "output_lipschitz", LAYER)
+    return reason and reason.replace("output_lipschitz", "its cell's certificate")
 
 
 def certificate_of(cell: Cell) -> Certificate:
