@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.memory import require_memory
+from equipoise.families.monotone.active_set import find_active_sets
 from equipoise.families.monotone.dense import MonotoneMatrix
 from equipoise.families.monotone.layer import MonotoneDense
 from equipoise.layers.options import SolveOptions
@@ -121,33 +122,23 @@ class MonotoneForms:
 
 @torch.no_grad()
 def monotone_forms(network: MonotoneRegression, x: Tensor) -> MonotoneForms:
-    """Evaluate the closed forms at the present weights, by elimination among active units.
-
-    An equilibrium with the active units `a` is `z_a = (I - W_aa)^-1 c_a`, zero elsewhere; and
-    `v_a = (I - W_aa)^-T u_a`. One factorisation serves both.
+    """Evaluate the closed forms at the present weights.
 
     Args:
         network: The network.
         x: Samples as rows.
     """
     width = len(network.u)
-    size = x.element_size() * (4 * width**2 + len(x) ** 2)
+    size = x.element_size() * (4 * width**2 + 8 * x.shape[0] * width + 8 * len(x) ** 2)
     require_memory(
-        "monotone_forms.network", size, f"matrices of {width:,} x {width:,}", "Take fewer units."
+        "monotone_forms.network",
+        size,
+        f"matrices of {width:,} x {width:,} and {len(x):,} x {len(x):,}",
+        "Take fewer units or samples.",
     )
-    W = network.W
-    gap = torch.eye(width, dtype=x.dtype, device=x.device) - W
-    c = x @ network.U.T
-    rough: Tensor = network.equilibrium(x)
-    active = rough @ W.T + c > 0
-    z, v = torch.zeros_like(rough), torch.zeros_like(rough)
-    for i, lit in enumerate(active):
-        units = lit.nonzero()[:, 0]
-        if not len(units):
-            continue
-        factors, pivots = torch.linalg.lu_factor(gap[units[:, None], units])
-        z[i, units] = torch.linalg.lu_solve(factors, pivots, c[i, units, None])[:, 0]
-        v[i, units] = torch.linalg.lu_solve(factors, pivots, network.u[units, None], adjoint=True)[
-            :, 0
-        ]
-    return MonotoneForms(x, z, v, z @ network.u, network.operator.A.detach())
+    weights = network.operator.weights()
+    gap = torch.eye(width, dtype=x.dtype, device=x.device) - weights[0]
+    step_size = network.operator.typical_step_size(weights)
+    found = find_active_sets(gap, x @ network.U.T, step_size)
+    v = found.solve_adjoint(network.u)
+    return MonotoneForms(x, found.z, v, found.z @ network.u, network.operator.A.detach())
