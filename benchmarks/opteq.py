@@ -22,8 +22,8 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import Equilibrium, Unrolled
-from equipoise.families.opteq import OptEq, OptEqConv2d
+from equipoise import Equilibrium, Unrolled, create_model
+from equipoise.families.opteq import OptEq
 
 
 class OneLayer(nn.Module):
@@ -54,11 +54,11 @@ class OneLayer(nn.Module):
 
 
 class Network(nn.Module):
-    """The equilibrium of the 199 k network: 30 channels, five layers, 3 x 3 kernels, alpha 0.8."""
+    """The equilibrium of `opteq-cifar10-199k`: five layers, 3 x 3 kernels, alpha 0.8."""
 
     def __init__(self, norm: float, control: str = "none") -> None:
         super().__init__()
-        self.layer = OptEqConv2d(30, 30, [16, 32, 64, 128, 128], norm=control)
+        self.layer = create_model("opteq-cifar10-199k", norm=control).equilibrium
         for operator in self.layer.layers.operators:
             operator.scale_(norm / operator.bound(operator.weights()))
 
@@ -245,7 +245,8 @@ def main() -> None:
                 goal=6,
                 repetitions=3 * count,
             )
-    x = torch.relu(torch.randn(32, 30, 16, 16)).requires_grad_()
+    channels = Network(0.5).layer.layers.operators[0].kernel.shape[1]
+    x = torch.relu(torch.randn(32, channels, 16, 16)).requires_grad_()
     for norm in (0.5, 0.95):
         problem = Network(norm)
         title = f"199 k network, norms {norm}, batch 32"
