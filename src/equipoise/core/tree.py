@@ -85,12 +85,13 @@ class Structure:
                 key: self._describe(tree[key])
                 for key in sorted(tree, key=lambda key: (type(key).__name__, str(key)))
             }
-            return lambda tensors: {key: items[key](tensors) for key in tree}
+            order = list(tree)
+            return lambda tensors: {key: items[key](tensors) for key in order}
         if isinstance(tree, tuple | list):
-            parts = [self._describe(value) for value in tree]
+            parts, made = [self._describe(value) for value in tree], type(tree)
             if hasattr(tree, "_fields"):
-                return lambda tensors: type(tree)(*(build(tensors) for build in parts))
-            return lambda tensors: type(tree)([build(tensors) for build in parts])
+                return lambda tensors: made(*(build(tensors) for build in parts))
+            return lambda tensors: made([build(tensors) for build in parts])
         kind = type(tree).__name__
         constants, remedy = " and constants" if self._constants else "", ""
         if not self._constants and isinstance(tree, CONSTANT):
@@ -180,6 +181,8 @@ class Layout:
             and not first.is_contiguous()
             and first.is_contiguous(memory_format=torch.channels_last)
         )
+        # A layout lives until backward; the state that it was read from need not.
+        self._structure.leaves = []
 
     def pack(self, state: Tree, owner: str = "Cell.step", samples: int | None = None) -> Tensor:
         """Return a state as a matrix.

@@ -202,9 +202,10 @@ def _never_silently_zero(solution: Solution, g: Tensor) -> Tensor:
         return value
     failed = ~solution.converged
     zero = failed & (value == 0).all(dim=1)
-    value = torch.where(zero[:, None], g, value)
+    if bool(zero.any()):
+        value = torch.where(zero[:, None], g, value)
     nonfinite = solution.status == Status.NONFINITE
-    return torch.where(nonfinite[:, None], torch.nan, value)
+    return torch.where(nonfinite[:, None], torch.nan, value) if bool(nonfinite.any()) else value
 
 
 def _unit(g: Tensor) -> Tensor | None:
@@ -437,12 +438,13 @@ def _pull(
     v = task.solve_linear(LinearProblem(problem, z, g, transpose=True, local=local))
     if not chosen:
         return [None] * len(args)
-    value = local.graph
+    value, point = local.graph, local.point
+    del kept, local  # what the products needed is free before a step is recorded
     if value is None:
         with torch.enable_grad():
             value = recorded(z)
     known = [leaf for leaf in leaves if leaf.requires_grad]
-    task.plan.inspect(value, [*known, *([] if local.point is None else [local.point])])
+    task.plan.inspect(value, [*known, *([] if point is None else [point])])
     found = iter(
         torch.autograd.grad(value, chosen, v, allow_unused=True)
         if value.requires_grad

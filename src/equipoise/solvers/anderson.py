@@ -193,7 +193,9 @@ class _Mix(Rule):
         self.pair = problem.pair
         chosen = to_numpy(rows)
         if self.count:
-            self.values, self.gaps = self.values[rows], self.gaps[rows]
+            self.slots = []  # views, which would hold what is copied
+            self.values = self.values[rows]
+            self.gaps = self.gaps[rows]
             self.gram, self.inverse = self.gram[chosen], self.inverse[chosen]
             self._cut()
         for name in ("slow", "resting", "rounds", "next_rounds"):

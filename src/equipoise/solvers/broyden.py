@@ -109,7 +109,9 @@ class _Secant(Rule):
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
         if self.move is not None:
-            self.left, self.right, self.move = self.left[rows], self.right[rows], self.move[rows]
+            self.left = self.left[rows]  # one by one: each is free before the next is copied
+            self.right = self.right[rows]
+            self.move = self.move[rows]
 
 
 def _updated(v: Tensor, left: Tensor, right: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class _Conjugate(KrylovRule):
         length = torch.where(curvature > 0, energy / curvature, 0.0)
         return Move(
             torch.addcmul(at.z, self.direction, length),
-            gap=torch.addcmul(gap, image, length, value=-1),
+            gap=torch.addcmul(gap, image, length, value=-1, out=image),
         )
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:

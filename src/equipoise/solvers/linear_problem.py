@@ -37,6 +37,10 @@ class LinearProblem(Problem):
         local: The linearisation of `base` at `point`.
         forcing: Whether residuals are relative to `|g|` alone, as Newton's forcing terms are.
         size: What residuals are relative to in place of `|g|`.
+        rows: The samples that are left, of those above; by default all. They are copied when they
+            are first used: by then a solve has freed what it had of the others. An earlier
+            selection's copies are not copied again but freed, and what products do not need
+            is not copied at all.
     """
 
     affine = True
@@ -51,30 +55,74 @@ class LinearProblem(Problem):
         local: Linearization | None = None,
         forcing: bool = False,
         size: Tensor | None = None,
+        rows: Tensor | None = None,
     ) -> None:
-        self.base = base
-        self.size = size
-        self.point = point
-        self.g = self.constant = g
+        self._whole = base, point, g, local, size
+        self._rows = rows
+        if rows is None:  # the common case, at once: each first use would cost a microsecond
+            self.base, self.point, self.g, self.local = base, point, g, local
         self.transpose = transpose
-        self.local = local
         self.forcing = forcing
-        self.args = (g, point, *base.args)
         self.mutable_args = frozenset(index + 2 for index in base.mutable_args)
         self.symmetric = base.symmetric
         self.can_drop_rows = base.can_drop_rows
         self.coupled, self.coupled_name = base.coupled, base.coupled_name
         self.work = base.work
-        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
-        # cheaper.
-        self._fast_product: Callable[[Any], Any] | None = None
-        if local is not None:
-            self._fast_product = local.vjp if transpose or base.symmetric else local.jvp
         # Without a selection of its own the linearisation is recorded again, and its graph with it.
         self.evaluations_to_select = 0.0 if local is None or local.select_rows else 2.0
 
+    @cached_property
+    def base(self) -> Problem:
+        """The problem whose Jacobian it is."""
+        assert self._rows is not None
+        return self._whole[0].select_rows(self._rows)
+
+    @cached_property
+    def point(self) -> Tensor:
+        """Where."""
+        return self._selected(self._whole[1])
+
+    @cached_property
+    def g(self) -> Tensor:
+        """The constant term."""
+        return self._selected(self._whole[2])
+
+    @property
+    def constant(self) -> Tensor:  # type: ignore[override]
+        """The same, which residuals are relative to as well."""
+        return self.g
+
+    @cached_property
+    def args(self) -> Sequence[Tensor]:  # type: ignore[override]
+        """Every tensor that the map depends on, besides the state."""
+        return (self.g, self.point, *self.base.args)
+
+    @cached_property
+    def local(self) -> Linearization | None:
+        """The linearisation, if there is one."""
+        local, rows = self._whole[3], self._rows
+        if rows is None or local is None:
+            return local
+        return local.select_rows(rows) if local.select_rows else self.base.linearize(self.point)
+
+    @cached_property
+    def _scale(self) -> Tensor:
+        g, size = self._whole[2], self._whole[4]
+        return self._selected(row_norm(g) if size is None else size)
+
+    def _selected(self, tensor: Tensor) -> Tensor:
+        return tensor if self._rows is None else tensor.index_select(0, self._rows)
+
     def cost_per_row(self, width: int) -> int:
-        return self.base.cost_per_row(width)
+        return self._whole[0].cost_per_row(width)
+
+    @cached_property
+    def _fast_product(self) -> Callable[[Any], Any] | None:
+        if self.local is None:
+            return None
+        # The two products are equal for a symmetric Jacobian, and autograd's transposed one is the
+        # cheaper.
+        return self.local.vjp if self.transpose or self.symmetric else self.local.jvp
 
     def product(self, v: Tensor) -> Tensor:
         """Return the linear part at `v`."""
@@ -161,27 +209,29 @@ class LinearProblem(Problem):
     def declared(self, z: Tensor) -> Linearization:
         return self.linearize(z)
 
-    @cached_property
-    def _scale(self) -> Tensor:
-        return row_norm(self.g) if self.size is None else self.size
-
     def scale(self, f: Tensor) -> Tensor:
         return self._scale if self.forcing else torch.maximum(row_norm(f), self._scale)
 
     def select_rows(self, rows: Tensor) -> LinearProblem:
-        base, point, local = self.base.select_rows(rows), self.point[rows], self.local
-        if local is not None:
-            local = local.select_rows(rows) if local.select_rows else base.linearize(point)
-        return self._with_local(base, point, self.g[rows], local, rows)
+        self.work.rows_left = len(rows)
+        base, point, g, local, size = self._whole
+        return LinearProblem(
+            base,
+            point,
+            g,
+            transpose=self.transpose,
+            local=local,
+            forcing=self.forcing,
+            size=size,
+            rows=rows if self._rows is None else self._rows[rows],
+        )
 
     @property
     def columns(self) -> tuple[int, ...]:
-        return self.base.columns
+        return self._whole[0].columns
 
     def scaled(self, unit: Tensor) -> LinearProblem:
-        made = self.with_constant(self.g / unit)
-        made.size = None if self.size is None else self.size / unit[:, 0]
-        return made
+        return self._with_local(self.base, self.point, self.g / unit, self.local, unit)
 
     def with_constant(self, g: Tensor) -> LinearProblem:
         """Return the same problem with another constant term."""
@@ -218,9 +268,9 @@ class LinearProblem(Problem):
         point: Tensor,
         g: Tensor,
         local: Linearization | None,
-        rows: Tensor | None = None,
+        unit: Tensor | None = None,
     ) -> LinearProblem:
-        size = self.size
+        size = None if self._whole[4] is None else self._scale
         return LinearProblem(
             base,
             point,
@@ -228,7 +278,7 @@ class LinearProblem(Problem):
             transpose=self.transpose,
             local=local,
             forcing=self.forcing,
-            size=size if size is None or rows is None else size[rows],
+            size=size if size is None or unit is None else size / unit[:, 0],
         )
 
 

@@ -174,6 +174,7 @@ def _drive(
     if guard is not None:
         guard.check(f, z)
     rule = solver.start(problem, z, f)
+    known: Tensor | None = None
     predicted: Tensor | None = None
     for step in range(stop.max_steps + 1):
         at = Point(z, f, predicted, problem.norm)
@@ -188,7 +189,9 @@ def _drive(
             if keep is not None:
                 if not keep.numel():
                     break
-                problem, at = problem.select_rows(keep), at.select_rows(keep)
+                del z, f, known, predicted  # so that each is free before the next is copied
+                problem = problem.select_rows(keep)
+                monitor.keep_rows(at, keep)
                 rule.select_rows(problem, keep)
         z, known, predicted = rule.advance(at)
         del at  # with the next line: what the rule does not keep is free before the next evaluation

@@ -373,7 +373,10 @@ class Monitor:
         return growing
 
     def _leave(self, step: int, problem: Problem) -> Tensor | None:
-        """Drop the rows that are over, if that pays, and then return the rows kept."""
+        """Drop the rows that are over, if that pays, and then return the rows kept.
+
+        All but their best iterates: `keep_rows` does that.
+        """
         rows = self.going.nonzero()[0]
         if not len(rows):
             return torch.empty(0, dtype=torch.int64)
@@ -390,12 +393,19 @@ class Monitor:
         for name in ("samples", "best", "best_scale", "mark", "going"):
             setattr(self, name, getattr(self, name)[rows])
         self.measure.select_rows(rows)
-        self.best_z = self.best_z.index_select(0, keep)
         self.units = None if self.units is None else self.units.index_select(0, keep)
         self.idle = False
         self.few = self._few(len(rows))
         self.recent = self.recent[:, rows]
         return keep
+
+    def keep_rows(self, at: Point, rows: Tensor) -> None:
+        """Keep only `rows` of the point and of the best iterates, which often are one tensor."""
+        same = self.best_z is at.z
+        if same:
+            self.best_z = self.best_z.new_empty(0)  # the whole is free once the point has let it go
+        at.keep_rows(rows)
+        self.best_z = at.z if same else self.best_z.index_select(0, rows)
 
     def keep_state(self, step: int, z: Tensor) -> None:
         """Keep the iterate of all samples after `step` updates.

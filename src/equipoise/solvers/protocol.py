@@ -275,14 +275,12 @@ class Point:
             self._size = self.norm(self.gap)
         return self._size
 
-    def select_rows(self, rows: Tensor) -> Point:
-        """Return some samples of the point."""
-        return Point(
-            self.z.index_select(0, rows),
-            self.f.index_select(0, rows),
-            self.gap.index_select(0, rows),
-            self.norm,
-        )
+    def keep_rows(self, rows: Tensor) -> None:
+        """Forget all samples but those in `rows`, one tensor after the other."""
+        self._gap, self._size = self.gap.index_select(0, rows), None
+        same = self.f is self.z
+        self.z = self.z.index_select(0, rows)
+        self.f = self.z if same else self.f.index_select(0, rows)
 
 
 class Move(NamedTuple):
