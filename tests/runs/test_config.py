@@ -106,6 +106,12 @@ def test_config_reads_every_type_and_leaves_the_rest_at_defaults(tmp_path):
         (DIGITS + "mean = [0.5]\nstd = [0]", "data.std must be a positive number"),
         (DIGITS + "holdout = 1", r"data.holdout must be in \[0, 1\)"),
         (DIGITS + "flip = 2", r"data.flip must be in \[0, 1\]"),
+        (DIGITS + "samples_per_clas = 1", "Did you mean 'samples_per_class'"),
+        (DIGITS + "samples_per_class = -1", "data.samples_per_class must be a whole number of at"),
+        (
+            DIGITS + "samples_per_class = 1\nsubset = 2",
+            "data.samples_per_class must be 0 with data.subset",
+        ),
         (DIGITS + "subset = -1", "data.subset must be a whole number of at least 0"),
         (DIGITS + "augment = 'random-resized-crop'", "data.size must be given"),
         (

@@ -35,7 +35,7 @@ from equipoise.runs.build import make_transforms, resolve, try_out
 from equipoise.runs.closeup import Trained
 from equipoise.runs.environment import describe_environment
 from equipoise.runs.run import ReportWarning
-from equipoise.runs.samples import load_samples
+from equipoise.runs.samples import load_part, load_samples
 from equipoise.runs.survey import survey_samples
 
 SMALL = ["train.epochs=1", "data.subset=128", "train.batch=32"]
@@ -429,9 +429,32 @@ def test_parts_of_the_training_data_do_not_overlap():
     assert len(load_samples(DataConfig("digits", subset=1438)).train) == 1438
 
 
+def test_equally_many_samples_of_each_class_are_always_the_same() -> None:
+    config = DataConfig("digits", classes=(3, 7), samples_per_class=20)
+    first, second = load_samples(config).train, load_samples(config).train
+    assert torch.bincount(first.y).tolist() == [20, 20]
+    assert torch.equal(first.x, second.x)
+    fewer = load_samples(replace(config, samples_per_class=5)).train
+    kept = {x.numpy().tobytes() for x in first.x}
+    assert len(fewer) == 10
+    assert {x.numpy().tobytes() for x in fewer.x} < kept
+    assert not torch.equal(first.y, first.y.sort().values)  # shuffled
+    assert len(load_part(config, "train", None)) == 40
+
+
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
+        (
+            DataConfig("digits", classes=(3, 7), samples_per_class=500),
+            "data.samples_per_class must be at most 146, the training samples of class '3'; got "
+            "500.",
+        ),
+        (
+            DataConfig("diabetes", samples_per_class=5),
+            "data.samples_per_class must be for data with one class for each sample, known before "
+            "they are read; got 'diabetes', regression.",
+        ),
         (
             DataConfig("digits", subset=5000),
             "data.subset must be at most 1438, the number of training samples; got 5000.",
@@ -449,7 +472,7 @@ def test_parts_of_the_training_data_do_not_overlap():
             "data.classes must be numbers from 0 to 9, or names; got 10.",
         ),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_parts_that_do_not_exist_are_refused(data, sentence):
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}$"):

@@ -75,15 +75,15 @@ def _load_samples(data: DataConfig) -> Samples:
         require_alike(train, test)
     if not data.holdout and (split := _find_watched(data)):
         watched = replace(_load(data, split), bad=bad)
-        kept = train.select_rows(_draw(data, train)) if data.subset else train
+        kept = train.select_rows(_draw(data, train)) if _draws(data) else train
         return Samples(kept, watched, test, bad)
-    if not data.subset and not data.holdout:
+    if not _draws(data) and not data.holdout:
         assert test is not None  # _load_test would have said so
         return Samples(train, test, test, bad)
     if data.holdout and _holds_out(data):
         # What a reader learns from training samples, such as a vocabulary, knows nothing of others.
         watched = replace(_load(data, "val"), bad=bad)
-        kept = train.select_rows(_draw(data, train)) if data.subset else train
+        kept = train.select_rows(_draw(data, train)) if _draws(data) else train
         return Samples(kept, watched, test, bad)
     order = _draw(data, train)
     held = round(data.holdout * len(order))
@@ -112,16 +112,39 @@ def _find_watched(data: DataConfig) -> str | None:
         return find_watched_split(data.name, data.root or None, **_reader_options(data))
 
 
+def _draws(data: DataConfig) -> bool:
+    """Whether only some of the training samples are used."""
+    return data.subset > 0 or data.samples_per_class > 0
+
+
 def _draw(data: DataConfig, train: Dataset) -> Tensor:
     """The training samples to use: of a text the first ones, else in a fixed shuffled order."""
     count = len(train)
     if data.subset > count:
         rule = f"be at most {count}, the number of training samples"
         raise SettingError("data.subset", rule, data.subset)
-    if train.continuous:
+    if train.continuous and not data.samples_per_class:
         return torch.arange(data.subset or count)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    if data.samples_per_class:
+        return order[_first_of_each_class(data.samples_per_class, train, order)]
     return order[: data.subset or count]
+
+
+def _first_of_each_class(wanted: int, train: Dataset, order: Tensor) -> Tensor:
+    """Where in an order of the samples the first ones of each class are."""
+    key = "data.samples_per_class"
+    if train.task not in ("classification", "arrays") or train.y is None or train.y.dim() != 1:
+        rule = "be for data with one class for each sample, known before they are read"
+        raise SettingError(key, rule, wanted, got=f"{train.name!r}, {train.task}")
+    y = train.y[order]
+    for label, name in enumerate(train.classes):
+        found = int((y == label).sum())
+        if found < wanted:
+            rule = f"be at most {found}, the training samples of class {name!r}"
+            raise SettingError(key, rule, wanted)
+    places = [torch.nonzero(y == label).flatten()[:wanted] for label in range(len(train.classes))]
+    return torch.cat(places).sort().values
 
 
 def require_alike(train: Dataset, other: Dataset) -> None:
@@ -190,7 +213,7 @@ def load_part(data: DataConfig, split: str | None, encoding: Encoding | None) ->
             of the data. By default what the run scores in the end.
         encoding: What becomes of the columns of a table, as the run keeps it.
     """
-    if split == "train" and (data.subset or data.holdout):
+    if split == "train" and (_draws(data) or data.holdout):
         found = _load_samples(data).train
     elif split == "val" and data.holdout:
         found = _load_samples(data).watched

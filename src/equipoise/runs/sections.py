@@ -65,6 +65,8 @@ class DataConfig:
             all.
         subset: How many training samples to use, the first ones in a fixed shuffled order; 0 uses
             all.
+        samples_per_class: How many training samples of each class to use, the first ones of it in
+            that order, in place of `subset`; 0 uses all.
         holdout: Fraction of the training samples that is held out to score each epoch on; 0 scores
             on the test samples, or on the validation samples where there are no others.
         greyscale: Whether to convert images to greyscale.
@@ -104,6 +106,7 @@ class DataConfig:
     options: dict[str, Any] = field(default_factory=dict)
     classes: tuple[int | str, ...] = ()
     subset: int = 0
+    samples_per_class: int = 0
     holdout: float = 0.0
     greyscale: bool = False
     size: tuple[int, ...] = ()
@@ -133,9 +136,16 @@ class DataConfig:
         choose("data.mix", self.mix, get_args(Mix))
         require_positive("data.mix_alpha", self.mix_alpha)
         require_between("data.rand_strength", self.rand_strength, 0, 1)
-        for name in ("subset", "padding", "memory", "rand_augment"):
+        for name in ("subset", "samples_per_class", "padding", "memory", "rand_augment"):
             require_whole(f"data.{name}", getattr(self, name))
         require_whole("data.workers", self.workers, MAX_WORKERS)
+        if self.subset and self.samples_per_class:
+            raise SettingError(
+                "data.samples_per_class",
+                "be 0 with data.subset, which says how many samples there are in all",
+                self.samples_per_class,
+                "Set one of them to 0.",
+            )
         require_between("data.holdout", self.holdout, 0, 1, "[)")
         require_between("data.flip", self.flip, 0, 1)
         if self.size:
