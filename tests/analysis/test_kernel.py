@@ -28,6 +28,27 @@ def test_kernel_of_an_equilibrium_is_the_same_in_chunks_and_by_both_methods(meth
     assert model.training
 
 
+def test_kernel_of_a_loosely_solved_equilibrium_is_exact_all_the_same():
+    torch.manual_seed(0)
+    x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+    exact = create_model("monotone-digits", num_classes=2, tolerance=1e-13, max_steps=999).double()
+    loose = create_model(
+        "monotone-digits",
+        num_classes=2,
+        tolerance=0.3,
+        gradient="jacobian_free",
+        eval_options={"max_steps": 1},
+        on_failure="raise",
+    ).double()
+    loose.load_state_dict(exact.state_dict())
+    layer = loose.equilibrium
+    before = layer.stop, layer.gradient, layer.eval_options
+    torch.testing.assert_close(
+        tangent_kernel(loose, x), tangent_kernel(exact, x), rtol=1e-10, atol=1e-10
+    )
+    assert (layer.stop, layer.gradient, layer.eval_options) == before
+
+
 def test_kernel_falls_back_to_single_samples_where_torch_func_cannot_go():
     class Stubborn(nn.Linear):
         def forward(self, x):

@@ -8,6 +8,8 @@ the rate from below.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,6 +20,8 @@ from equipoise.core.memory import available_memory, require_memory
 from equipoise.core.module_mode import evaluation_mode
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError, require_count
+from equipoise.gradients import Implicit
+from equipoise.layers.equilibrium import Equilibrium
 
 __all__ = ["jacobian_rows", "kernel_spectrum", "tangent_kernel"]
 
@@ -27,6 +31,10 @@ MEMORY_FRACTION = 0.5
 """Of the free memory, for rows of the Jacobian."""
 MAX_CHUNK = 64
 """Samples differentiated together; more gain no speed."""
+CLOSE = 0.8
+"""Equilibria are solved to this power of the rounding unit: 3e-13 in float64, 3e-6 in float32."""
+MIN_STEPS = 2000
+"""Steps that such a solve may take."""
 
 
 def tangent_kernel(
@@ -37,8 +45,9 @@ def tangent_kernel(
     The Jacobian is never held as a whole unless it fits: chunks of its rows are made anew for each
     block of the kernel, so that the result is exact at any size. The model runs in evaluation mode.
 
-    An equilibrium layer is differentiated where its solve ends, so that the kernel is as exact as
-    its tolerance, and no more: solve tighter where the smallest eigenvalues matter.
+    Equilibria are solved close to rounding and differentiated implicitly, however loosely the model
+    does so itself: small eigenvalues would be those of its tolerance. A solve that does not get
+    there is told as the layer says (`on_failure`).
 
     Args:
         model: The model, from a batch to a batch of outputs.
@@ -105,7 +114,7 @@ def jacobian_rows(model: nn.Module, x: Tensor, *, method: Method = "auto") -> Te
         (samples * outputs, parameters), parameters in the order of `named_parameters`.
     """
     choose("tangent_kernel.method", method, ("auto", "func", "samples"))
-    with evaluation_mode(model):
+    with evaluation_mode(model), _solved_closely(model):
         if method == "samples":
             return torch.cat(list(_rows_of_samples(model, x)))
         try:
@@ -114,6 +123,29 @@ def jacobian_rows(model: nn.Module, x: Tensor, *, method: Method = "auto") -> Te
             if method == "func":
                 raise
             return torch.cat(list(_rows_of_samples(model, x)))
+
+
+@contextmanager
+def _solved_closely(model: nn.Module) -> Iterator[None]:
+    """Let equilibrium layers solve close to rounding while the context lasts."""
+    layers = [each for each in model.modules() if isinstance(each, Equilibrium)]
+    before = [(each.stop, each.gradient, each.eval_options) for each in layers]
+    tolerance = torch.finfo(next(iter(_trainable(model).values())).dtype).eps ** CLOSE
+    try:
+        for layer in layers:
+            layer.eval_options = {}
+            layer.stop = replace(
+                layer.stop,
+                tolerance=min(tolerance, layer.stop.tolerance),
+                max_steps=max(MIN_STEPS, layer.stop.max_steps),
+                patience=max(MIN_STEPS, layer.stop.patience),
+            )
+            own = layer.gradient
+            layer.gradient = Implicit(own.solver if isinstance(own, Implicit) else "auto")
+        yield
+    finally:
+        for layer, (stop, gradient, options) in zip(layers, before, strict=True):
+            layer.stop, layer.gradient, layer.eval_options = stop, gradient, options
 
 
 def _rows_by_func(model: nn.Module, x: Tensor) -> Tensor:
@@ -151,6 +183,6 @@ def _trainable(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _count_outputs(model: nn.Module, x: Tensor) -> int:
-    with torch.no_grad(), evaluation_mode(model):
+    with torch.no_grad(), evaluation_mode(model), _solved_closely(model):
         outputs = model(x[:1])
     return int(outputs.numel())
