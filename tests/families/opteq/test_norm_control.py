@@ -143,3 +143,17 @@ def test_within_agrees_with_the_bound(operator):
     assert not operator.within(weights, bound * (1 - 1e-6))
     assert operator.within(weights, bound * (1 + 1e-6))
     assert not operator.within(tuple(w * torch.nan for w in weights), 1.0)
+
+
+def test_layer_above_its_limit_at_each_step_is_bounded_once_a_step(monkeypatch):
+    """Where the last norm was too large, asking whether this one is would be in vain."""
+    asked = []
+    within = Convolution.within
+    monkeypatch.setattr(Convolution, "within", lambda *args: asked.append(args) or within(*args))
+    torch.manual_seed(0)
+    operator, control = Convolution(3, 4, 3), NormControl()
+    for _ in range(5):
+        operator.scale_(1.5 / operator.bound(operator.weights()))
+        control.project_(0, operator, 0.9)
+        assert operator.bound(operator.weights()) <= 0.9
+    assert not asked

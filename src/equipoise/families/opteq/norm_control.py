@@ -63,6 +63,7 @@ class NormControl:
 
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
+        self._over: set[int] = set()  # layers whose norm was above its limit at the last question
 
     def __reduce__(self) -> tuple[type[NormControl], tuple[()]]:
         return NormControl, ()  # copies of a layer begin anew
@@ -90,7 +91,7 @@ class NormControl:
             bound = known.bound
         else:
             bound = operator.bound(weights)
-            self._known[layer] = _Known(weights, bound.detach())
+            self._keep(layer, weights, bound.detach(), over=bool(bound > limit))
         return weights if bool(bound <= limit) else operator.scaled(weights, limit / bound)
 
     @torch.no_grad()
@@ -112,14 +113,19 @@ class NormControl:
         if limit == math.inf:
             return
         bound = operator.bound(weights)
-        if float(bound) > limit:
+        over = float(bound) > limit
+        if over:
             factor = (1 - ROOM) * limit / float(bound)
             operator.scale_(factor)
             # Each entry of the product is rounded, and so is the bound.
             count = sum(weight.numel() for weight in weights)
             rounding = 1 + (8 + math.sqrt(count)) * torch.finfo(bound.dtype).eps
             bound = (bound.double() * factor * rounding).to(bound.dtype)
+        self._keep(layer, weights, bound, over=over)
+
+    def _keep(self, layer: int, weights: OperatorWeights, bound: Tensor, *, over: bool) -> None:
         self._known[layer] = _Known(weights, bound)
+        (self._over.add if over else self._over.discard)(layer)
 
     def _is_within(
         self, layer: int, operator: Operator, weights: OperatorWeights, limit: float
@@ -142,7 +148,8 @@ class NormControl:
         known.asked += 1
         if known.sufficed >= LASTING or known.asked >= PATIENCE or not math.isfinite(moved):
             return self._is_quickly_within(layer, operator, weights, limit)
-        if not operator.within(weights, limit):
+        # A norm that was too large is likely to be so again, and then its bound is needed anyway.
+        if layer in self._over or not operator.within(weights, limit):
             return False
         known.cleared, known.last = limit, _copied(weights)
         return True
