@@ -46,7 +46,7 @@ class Run:
             schedule=ScheduleConfig("constant"),
             progress=SilentProgress(),
         )
-        self.rows = self.trainer.epoch_positions()[0]
+        self.rows = self.trainer.course.rows(self.trainer.position)[0]
         self.x, self.y = data.gather(self.rows)
 
     def step(self) -> tuple[float, float, float]:
