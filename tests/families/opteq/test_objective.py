@@ -640,3 +640,14 @@ def test_value_is_finite_at_an_inactive_equilibrium_up_to_rounding():
         layer.layers.inputs[0].bias.fill_(-1.0)
     problem = objective(layer, torch.randn(2, 3))
     assert problem.value(1e-9 * torch.randn(2, 4)).abs().max() <= 1e-12
+
+
+def test_objective_is_infinite_off_the_range_of_a_large_convolution() -> None:
+    """Its operator is not written out: 28 x 16 x 16 states, of which 16 channels reach 4,096."""
+    layer = OptEqConv2d(28, 28, [16], alpha=1.0)
+    x = torch.randn(2, 28, 16, 16)
+    z = layer(x).detach()
+    z[1] += 0.1 * torch.randn_like(z[1])
+    value = objective(layer, x).value(z)
+    assert value[0].isfinite()
+    assert value[1] == torch.inf

@@ -207,8 +207,10 @@ def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) 
     W = potential.matrix
     low, high = (float(end) for end in potential.ends(largest))
     above, below = high >= largest, low <= -largest
-    if W is None or not (above or below):
+    if not (above or below):
         return None
+    if W is None:
+        return _across_all(potential, direction)
     margin = 1e-6 * (1 + float(q.abs().max()))
     parallel = (q > low + margin) & (q < high - margin)
     turned = direction
@@ -220,6 +222,24 @@ def _turned(potential: Potential, q: Tensor, direction: Tensor, largest: float) 
             break
         parallel |= crossing
     return turned
+
+
+def _across_all(potential: Potential, direction: Tensor) -> Tensor | None:
+    """Return the direction without its component along any row of `W`, or nothing if none is left.
+
+    For operators that are not written out: conjugate gradient on `W W^T q = W d` (CGLS).
+    """
+    rest, step, last = direction[None], None, 1.0
+    for _ in range(MAX_STEPS):
+        slope = potential.apply(rest)
+        size = float(slope.square().sum())
+        if size <= 1e-32:
+            break
+        step = slope if step is None else slope + size / last * step
+        image = potential.adjoint(step)
+        rest, last = rest - size / float(image.square().sum()) * image, size
+    length = float(row_norm(rest))
+    return rest[0] / length if length > 1e-6 else None
 
 
 def _distance(search: DampedNewton, direction: Tensor, largest: float) -> Tensor:
