@@ -84,6 +84,18 @@ def test_landscape_of_a_run_is_what_evaluation_finds_at_its_centre(run, tmp_path
     assert found.split == "train"
 
 
+def test_landscape_of_a_path_has_the_weights_on_its_grid(run, tmp_path, capsys):
+    settings = LandscapeSettings(points=8, samples=4, directions="path")
+    found = find_landscape(Source(str(run)), settings, tmp_path)
+    land, path = found.landscape, found.path
+    assert (land.y[land.centre[0]], land.x[land.centre[1]]) == (0.0, 0.0)
+    for axis, along in ((land.x, path[:, 0]), (land.y, path[:, 1])):
+        assert axis[0] <= along.min() <= along.max() <= axis[-1]
+    words = ["look", "landscape", str(run), "--line", "--range", "0.1", "1", "--points", "3"]
+    assert main([*words, "--samples", "4", "--processes", "1", "--quiet"]) == 0
+    assert "at the point of the grid nearest to the weights;" in capsys.readouterr().out
+
+
 def test_landscape_of_another_model_option_code_or_transform_is_computed_anew(explicit, tmp_path):
     found = [
         find_landscape(Source("digits", (f"model.options.activation={name}",)), TINY, tmp_path)
@@ -250,7 +262,9 @@ def test_look_draws_every_figure_and_the_page_shows_them(run, capsys):
     for name in names:
         assert (run / "look" / name).with_suffix(".svg").read_text().startswith("<?xml")
         with Image.open(run / "look" / name) as image:
-            assert "samples of" in image.info["Description"]
+            caption = image.info["Description"]
+        assert "samples of" in caption
+        assert ("the cross marks" in caption) == name.startswith("landscape-contour")
     page = report_run(run).read_text()
     assert page.count('<figure class="plot">') == len(names)
     assert "biases and scales of normalisations fixed" in page

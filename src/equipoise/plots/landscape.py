@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -58,8 +59,10 @@ def plot_landscape(
             shades = _draw_surface(axes, one, levels)
         else:
             shades = _draw_contours(axes, one, levels, path)
-        axes.set_xlabel(axis_names[0])
-        axes.set_ylabel(axis_names[1])
+        # The layout does not know of the slanted names of a surface.
+        size, letters = (9, 24) if view == "surface" else (10, 200)
+        axes.set_xlabel(textwrap.fill(axis_names[0], letters), fontsize=size)
+        axes.set_ylabel(textwrap.fill(axis_names[1], letters), fontsize=size)
         axes.set_title(title, fontsize=11)
     bar = figure.colorbar(shades, ax=figure.axes, shrink=0.8, label="loss")
     bar.set_ticks(levels[::2].tolist(), labels=[_short(level) for level in levels[::2]])
@@ -178,6 +181,7 @@ def _draw_surface(axes: Any, one: Landscape, levels: np.ndarray) -> Any:
         axes.locator_params(axis=name, nbins=5)
     axes.tick_params(labelsize=8, pad=1)
     axes.view_init(elev=32, azim=-58)
+    axes.set_box_aspect(None, zoom=0.85)  # room for the names of the axes
     return ScalarMappable(norm, "viridis")
 
 

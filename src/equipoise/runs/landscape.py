@@ -142,7 +142,9 @@ def find_landscape(
     x, y = _axes(settings, path)
     points = [(a, b)[: settings.dimensions] for b in y for a in x]
     folder.mkdir(parents=True, exist_ok=True)
-    kept = LandscapeFile.open(folder, asdict(settings), worker.digest(), len(points))
+    grid = hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()
+    digest = f"{worker.digest()} {grid}"
+    kept = LandscapeFile.open(folder, asdict(settings), digest, len(points))
     left = np.flatnonzero(~kept.done)
     size = max(1, min(len(x), len(points) // (CHUNKS * processes)))
     chunks = [left[start : start + size] for start in range(0, len(left), size)]
@@ -169,9 +171,20 @@ def _axes(settings: LandscapeSettings, path: np.ndarray | None) -> tuple[np.ndar
     if path is not None and settings.reach is None:
         low, high = np.minimum(path.min(0), 0.0), np.maximum(path.max(0), 0.0)
         margin = MARGIN * (high - low)
-        reaches = [(float(a), float(b)) for a, b in zip(low - margin, high + margin, strict=True)]
+        axes = [
+            _axis_through_zero(float(a), float(b), settings.points)
+            for a, b in zip(low - margin, high + margin, strict=True)
+        ]
+        return axes[0], axes[1] if settings.dimensions == 2 else np.zeros(1)
     x, y = (grid_axis(*reach, settings.points, "look") for reach in reaches)
     return x, y if settings.dimensions == 2 else np.zeros(1)
+
+
+def _axis_through_zero(low: float, high: float, points: int) -> np.ndarray:
+    """Evenly spaced steps from about `low` to about `high`, one of which is zero: the weights."""
+    gap = (high - low) / (points - 1)
+    axis: np.ndarray = gap * (np.arange(points) - round(-low / gap))
+    return axis
 
 
 def _read_path(network: Network) -> list[dict[str, Tensor]]:

@@ -51,7 +51,7 @@ class LandscapeFile:
         Args:
             folder: Where it is.
             settings: Which landscape, as plain values.
-            digest: A checksum of the network with its weights, and of the samples.
+            digest: Checksums of the network with its weights, of the samples, and of the grid.
             points: How many points it has.
         """
         identity = {

@@ -75,11 +75,11 @@ def look_landscape(
             values[source.title]["hessian"] = numbers
     landscapes = {title: one.landscape for title, one in found.items()}
     first = next(iter(found.values()))
-    names, caption = _caption(settings, found)
     views: Sequence[View] = ("contour", "surface") if view is None else (view,)
     files = []
     folder.mkdir(parents=True, exist_ok=True)
     for each in views[: settings.dimensions]:
+        names, caption = _caption(settings, found, marked=each == "contour")
         figure = plot_landscape(landscapes, view=each, path=first.path, axis_names=names)
         name = "landscape-line" if settings.dimensions == 1 else f"landscape-{each}"
         name += "-path" if settings.directions == "path" else ""
@@ -91,7 +91,10 @@ def _describe_landscape(
     title: str, one: FoundLandscape, centre: float, basin: Basin | None, level: float | None
 ) -> tuple[str, dict[str, Any]]:
     land = one.landscape
-    text = f"{title}: loss {centre:.4g} at the weights"
+    row, column = land.centre
+    exact = land.x[column] == 0 and land.y[row] == 0
+    where = "at the weights" if exact else "at the point of the grid nearest to the weights"
+    text = f"{title}: loss {centre:.4g} {where}"
     values: dict[str, Any] = {
         "file": str(one.file),
         "loss": centre,
@@ -143,9 +146,9 @@ def _describe_curvature(
 
 
 def _caption(
-    settings: LandscapeSettings, found: dict[str, FoundLandscape]
+    settings: LandscapeSettings, found: dict[str, FoundLandscape], *, marked: bool
 ) -> tuple[tuple[str, str], str]:
-    """The names of the axes, and what a figure says below itself."""
+    """The names of the axes, and what a figure says below itself; surfaces have no marks."""
     first = next(iter(found.values()))
     samples = sorted({one.landscape.samples for one in found.values()})
     counts = " or ".join(f"{count:,}" for count in samples)
@@ -166,11 +169,12 @@ def _caption(
         if not settings.vectors:
             text += "; biases and scales of normalisations fixed"
     text += f". Mean loss over {counts} samples of {first.split!r} at {first.landscape.loss.size:,}"
-    text += " points; the cross marks the weights." if settings.dimensions == 2 else " points."
+    plane = settings.dimensions == 2
+    text += " points; the cross marks the weights." if plane and marked else " points."
     unsolved = sum(one.landscape.unsolved for one in found.values())
     undefined = sum(one.landscape.undefined for one in found.values())
     if unsolved:
-        text += f" Red dots: {unsolved:,} points where an equilibrium was not reached."
+        text += f" {'Red dots: ' * marked}{unsolved:,} points where an equilibrium was not reached."
     if undefined:
-        text += f" Black crosses: {undefined:,} points without a finite loss."
+        text += f" {'Black crosses: ' * marked}{undefined:,} points without a finite loss."
     return (names[0], names[1]), text
