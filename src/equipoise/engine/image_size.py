@@ -56,7 +56,8 @@ class ImageSizes:
         return sum(side**2 for side in self.sides) / (len(self.sides) * self.sides[-1] ** 2)
 
     def _error(self, rule: str, got: str | None = None) -> SettingError:
-        return SettingError(KEY, rule, list(self.sides), got=got)
+        remedy = f"Set {KEY}=[] for one size throughout."
+        return SettingError(KEY, rule, list(self.sides), remedy, got=got)
 
     def __call__(self, x: Tensor, step: int, steps: int) -> Tensor:
         """Return the images of a step at their side.
