@@ -730,7 +730,7 @@ INPUTS: dict[str, tuple[str, bytes | None, str]] = {
     "table with nan": ("a.csv", b",".join([b"nan"] * 64) + b"\n", "is missing"),
     "ragged table": ("a.csv", b"1,2\n1\n", "1 columns in row 2; 2 expected"),
     "narrow table": ("a.csv", b"1,2\n1,2\n", "samples of shape"),
-    "binary table": ("a.csv", b"\xff\xfe\0\0", "cannot be read"),
+    "binary table": ("a.csv", b"\xff\xfe\0\0", "holds zero bytes"),
     "folder of nothing": ("folder", None, "is not there|without images"),
     "terminal escapes": ("\x1b[31m\n.png", b"noise", "is not an image"),
 }
