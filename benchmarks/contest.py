@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from textwrap import fill
 
 import torch
 from torch import Tensor
@@ -303,4 +304,9 @@ def write(path: Path, title: str, program: str, repetitions: int, body: list[str
         f"{torch.get_num_threads()} threads, {platform.machine()} CPU. Written by "
         f"`{program}`; what the columns mean stands there."
     )
-    path.write_text("\n".join([f"# {title}", "", header, "", *body, "", notes]))
+    # Rows of tables cannot be broken.
+    lines = [
+        line if line.startswith("|") or len(line) <= 100 else fill(line, 100)
+        for line in (header, "", *body)
+    ]
+    path.write_text("\n".join([f"# {title}", "", *lines, "", notes]))

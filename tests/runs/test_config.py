@@ -180,9 +180,7 @@ def test_config_extends_a_preset_table_by_table(tmp_path):
     assert load_config(write(tmp_path, text)) == replace(
         base,
         train=replace(base.train, epochs=3),
-        model=ModelConfig(
-            "opteq-cifar10-162k", {"norm": "project", "tolerance": 0.01, "max_steps": 7}
-        ),
+        model=ModelConfig("opteq-cifar10-162k", {**base.model.options, "max_steps": 7}),
     )
 
 
