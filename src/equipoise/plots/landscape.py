@@ -65,7 +65,7 @@ def plot_landscape(
         axes.set_ylabel(textwrap.fill(axis_names[1], letters), fontsize=size)
         axes.set_title(title, fontsize=11)
     bar = figure.colorbar(shades, ax=figure.axes, shrink=0.8, label="loss")
-    bar.set_ticks(levels[::2].tolist(), labels=[_short(level) for level in levels[::2]])
+    bar.set_ticks(levels[::2].tolist(), labels=label_levels(levels)[::2])
     bar.ax.minorticks_off()
     return figure
 
@@ -116,8 +116,15 @@ def _levels(landscapes: Mapping[str, Landscape]) -> np.ndarray:
     return np.geomspace(low, high, LEVELS + 1)
 
 
-def _short(level: float) -> str:
-    return f"{level:.2g}" if abs(level) < 1000 else f"{level:.0f}"
+def label_levels(levels: np.ndarray) -> list[str]:
+    """Return levels in as few digits, at least two, as tell them all apart."""
+    for digits in range(2, 17):
+        labels = [
+            f"{level:.{digits}g}" if abs(level) < 1000 else f"{level:.0f}" for level in levels
+        ]
+        if len(set(labels)) == len(set(levels)):
+            break
+    return labels
 
 
 def _norm(levels: np.ndarray) -> Any:
@@ -133,7 +140,12 @@ def _draw_contours(axes: Any, one: Landscape, levels: np.ndarray, path: np.ndarr
         one.x, one.y, loss, levels, norm=_norm(levels), cmap="viridis", extend="max"
     )
     lines = axes.contour(one.x, one.y, loss, levels[1:], colors="black", linewidths=0.5)
-    axes.clabel(lines, lines.levels[1::2], fontsize=7, fmt=_short)
+    axes.clabel(
+        lines,
+        lines.levels[1::2],
+        fontsize=7,
+        fmt=dict(zip(levels, label_levels(levels), strict=True)),
+    )
     _mark(axes, one, None)
     axes.plot(0, 0, marker="+", markersize=10, color="white", markeredgewidth=2.6, zorder=4)
     axes.plot(0, 0, marker="+", markersize=9, color="black", markeredgewidth=1.2, zorder=5)
@@ -176,7 +188,7 @@ def _draw_surface(axes: Any, one: Landscape, levels: np.ndarray) -> Any:
     )
     if logarithmic:
         ticks = levels[::3]
-        axes.set_zticks(np.log10(ticks), labels=[_short(tick) for tick in ticks])
+        axes.set_zticks(np.log10(ticks), labels=label_levels(levels)[::3])
     for name in ("x", "y"):
         axes.locator_params(axis=name, nbins=5)
     axes.tick_params(labelsize=8, pad=1)
