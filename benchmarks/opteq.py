@@ -185,7 +185,7 @@ def unrolled(problem: Network, x: Tensor, repetitions: int) -> list[str]:
     def with_control() -> Tensor:
         problem.layer.layers.norm = "scale"
         for operator in problem.layer.layers.operators:
-            operator.scale_(1.0)  # as an optimiser step does, this makes remembered bounds void
+            operator.scale_(1.0)  # an update that moves nothing: bounds that outlive steps stay
         try:
             return training(implicit)()
         finally:
