@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import SettingError
+from equipoise.engine.muon import Muon, hidden_matrices
 from equipoise.engine.settings import OptimizerConfig
 
 __all__ = ["Average", "make_optimizer", "parameter_rates"]
@@ -29,9 +30,11 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
             f"Trainer.model must have weights to train; got none in {type(model).__name__}."
         )
     rates = parameter_rates(trained, settings.rates)
-    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    matrices = hidden_matrices(model) if settings.name == "muon" else set()
+    groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trained.items():
-        groups.setdefault((settings.decay_all or weight.dim() > 1, rates[name]), []).append(weight)
+        key = (settings.decay_all or weight.dim() > 1, rates[name], name in matrices)
+        groups.setdefault(key, []).append(weight)
     made = [
         # `rate` is the factor of the schedule's learning rate, which is set before each step.
         {
@@ -40,8 +43,15 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
             "rate": rate,
             "lr": settings.learning_rate * rate,
         }
-        for (decayed, rate), weights in sorted(groups.items(), key=lambda each: not each[0][0])
+        | ({"orthogonal": True} if orthogonal else {})
+        for (decayed, rate, orthogonal), weights in sorted(
+            groups.items(), key=lambda each: not each[0][0]
+        )
     ]
+    if settings.name == "muon":
+        return Muon(
+            made, settings.learning_rate, settings.momentum, settings.betas, settings.epsilon
+        )
     if settings.name == "sgd":
         return torch.optim.SGD(
             made, settings.learning_rate, settings.momentum, nesterov=settings.nesterov

@@ -19,7 +19,7 @@ from equipoise.core import (
 __all__ = ["OptimizerConfig", "Precision", "ScheduleConfig", "TrainConfig"]
 
 Precision = Literal["float32", "bfloat16", "float16"]
-OptimizerName = Literal["sgd", "adam", "adamw"]
+OptimizerName = Literal["sgd", "adam", "adamw", "muon"]
 ScheduleName = Literal["constant", "step", "cosine", "one-cycle", "poly"]
 MAX_SEED = 2**63 - 1  # what torch.manual_seed takes
 MAX_THREADS = 1024  # more than any machine has cores for; torch would try
@@ -154,15 +154,16 @@ class OptimizerConfig:
     """Which optimiser, and how large its steps are.
 
     Args:
-        name: `sgd`, `adam` (decay is added to the gradient) or `adamw` (decay shrinks the weights).
+        name: `sgd`, `adam` (decay is added to the gradient), `adamw` (decay shrinks the weights) or
+            `muon` (orthogonalised momentum for matrices and kernels, `adamw` for the rest).
         learning_rate: The largest learning rate of the schedule.
         weight_decay: Strength of the weight decay.
         decay_all: Whether biases and the scales of normalisations, which have one dimension, decay
             too.
-        momentum: The momentum of `sgd`.
-        nesterov: Whether `sgd` uses Nesterov's momentum.
-        betas: Decays of the averages of `adam` and `adamw`.
-        epsilon: Added to the denominator of `adam` and `adamw`.
+        momentum: The momentum of `sgd` and `muon`.
+        nesterov: Whether `sgd` uses Nesterov's momentum; `muon` always does.
+        betas: Decays of the averages of `adam`, `adamw` and `muon`.
+        epsilon: Added to the denominator of `adam`, `adamw` and `muon`.
         rates: Factors of the learning rate for some parameters, by pattern: a pattern matches the
             names that have its words, between dots, in this order, such as
             `"equilibrium.operators" = 0.25`; 0 keeps parameters as they are.
