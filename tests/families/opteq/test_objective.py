@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import equipoise.families.opteq.conjugate
 import equipoise.families.opteq.potential
 from equipoise.analysis import certify, objective
-from equipoise.core.errors import ConvergenceError
+from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.families.opteq import DeepObjective, Objective, OptEq, OptEqConv2d
 from equipoise.families.opteq.conjugate import conjugate
 from equipoise.layers import Cell, Equilibrium
@@ -180,18 +180,36 @@ def test_value_at_the_edge_of_the_domain_is_finite() -> None:
     assert problem.value(z) == pytest.approx(expected, abs=1e-9)
 
 
+def test_an_open_sample_takes_nothing_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = opteq(12, 5, "tanh")
+    problem = objective(layer, x)
+    z = problem.step(normal(3, 5))
+    expected = problem.value(z)
+    z[1] = 100.0  # outside of the domain of a bounded activation, which must not be proved
+    for name in ("_separated", "_proved_outside"):
+        monkeypatch.setattr(
+            equipoise.families.opteq.conjugate,
+            name,
+            lambda search, *_: torch.zeros_like(search.size, dtype=torch.bool),
+        )
+    with pytest.warns(ConvergenceWarning, match=r"1 of 3 samples \(rows 1\)"):
+        found = problem.value(z)
+    assert found[1].isnan()
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+
+
 def test_a_search_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = opteq(12, 5, "tanh")
     problem = objective(layer, x)
     monkeypatch.setattr(equipoise.families.opteq.conjugate, "MAX_STEPS", 2)
-    with pytest.raises(
-        ConvergenceError,
+    with pytest.warns(
+        ConvergenceWarning,
         match=(
-            r"was not found for 3 of 3 samples: it is open whether they lie in its domain "
-            r".*use on_step"
+            r"was not found for 3 of 3 samples \(rows 0, 1, 2\) in .* s, and is NaN there: it is "
+            r"open whether they lie in its domain.*use on_step"
         ),
     ):
-        problem.value(problem.step(normal(3, 5)))
+        assert problem.value(problem.step(normal(3, 5))).isnan().all()
     with pytest.raises(
         ConvergenceError, match=r"inverse of a layer was not found: relative residual"
     ):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import time
+import warnings
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.errors import ConvergenceError
+from equipoise.core.errors import ConvergenceError, ConvergenceWarning
 from equipoise.core.tree import row_norm, to_numpy
 from equipoise.families.opteq.damped_newton import TIGHT, DampedNewton
 from equipoise.families.opteq.potential import Potential
@@ -69,7 +71,7 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
     Damped Newton steps climb wherever the supremum is, attained or not. The gap `z - f(y)` tends to
     zero if `z` is in the closed domain, and otherwise to the shortest way there, across which a
     hyperplane separates `z` from all that the layer can return. That hyperplane is verified before
-    infinity is returned. Where neither is reached, `ConvergenceError` is raised.
+    infinity is returned. Samples that reach neither are NaN, and a `ConvergenceWarning` names them.
 
     Args:
         potential: The layer.
@@ -81,6 +83,7 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
     value = torch.full_like(z[:, 0], math.nan)
     if not len(z):
         return value
+    began = time.perf_counter()
     left = torch.arange(len(z), device=z.device)
     search = DampedNewton(potential, z, 0.0, z)
     unit = injected_size(potential)
@@ -98,10 +101,8 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
             far[open_] = _proved_outside(search.select_rows(open_), wanted[open_])
         over = tight | far | (ended & near) | search.stuck
         value[left[over]] = torch.where(far, math.inf, _value(search, tight))[over]
-        lost = over & ~far & ~near
-        if bool(lost.any()):
-            left, search = left[lost], search.select_rows(lost)
-            break
+        # What is open stays NaN, and takes nothing from the other samples.
+        value[left[over & ~far & ~near]] = math.nan
         left, record, age, unit, search = (
             left[~over],
             record[~over],
@@ -110,19 +111,27 @@ def conjugate(potential: Potential, z: Tensor, tolerance: float) -> Tensor:
             search.select_rows(~over),
         )
         if not len(left):
-            return value
+            break
         search.advance()
     else:
         outside = _proved_outside(search, tolerance * (search.scale + unit))
         value[left[outside]] = math.inf
-        if bool(outside.all()):
-            return value
-        left, search = left[~outside], search.select_rows(~outside)
-    raise ConvergenceError(
-        f"The conjugate of the potential was not found for {len(left)} of {len(z)} samples: "
-        "it is open whether they lie in its "
-        f"domain (relative distance {float(search.size.max()):.1e}). Give a tolerance above "
-        "that, or use on_step."
+    _tell_open(value.isnan(), time.perf_counter() - began)
+    return value
+
+
+def _tell_open(open_: Tensor, seconds: float) -> None:
+    """Warn of samples for which it could not be decided whether they lie in the domain."""
+    rows = open_.nonzero()[:, 0].tolist()
+    if not rows:
+        return
+    named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+    warnings.warn(
+        f"The conjugate of the potential was not found for {len(rows)} of {len(open_)} samples "
+        f"(rows {named}) in {seconds:.1f} s, and is NaN there: it is open whether they lie in its "
+        "domain. Give a larger tolerance, or use on_step.",
+        ConvergenceWarning,
+        stacklevel=2,
     )
 
 

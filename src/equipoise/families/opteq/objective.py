@@ -93,7 +93,7 @@ class Objective(OptEqProblem):
 
         If `W^T` is injective, `phi(z) = (1/mu) (1^T S*(q) - <c, q>) - |z|^2/2` with
         `q = mu (W^T)^+ z`, exactly; otherwise the supremum `psi*(z) = sup_y <z, y> - psi(y)` is
-        found numerically, and `ConvergenceError` raised if it is not.
+        found numerically; samples for which it is not are NaN, with a `ConvergenceWarning`.
 
         Args:
             z: A state.
