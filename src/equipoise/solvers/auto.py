@@ -126,6 +126,8 @@ def solve_adjoint(
         check: As `run` takes it.
     """
     solution = run(problem, start, solver, stop, f=f, check=check)
+    if solution.all_converged:
+        return solution
     improvable = ~(solution.residual <= ROUNDINGS * torch.finfo(f.dtype).eps)
     rows = (~solution.converged & improvable & f.isfinite().all(dim=1)).nonzero().flatten()
     rescue = pick_rescue(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -29,7 +30,8 @@ class ReuseGuard:
 
     def __init__(self, start: Tensor) -> None:
         self._active = not is_wrapped(start) and start.numel() > 0
-        self._last: weakref.ref[Tensor] | None = None
+        self._last: Callable[[], Tensor | None] = lambda: None
+        self._address = 0
 
     def check(self, f: Tensor, *read: Tensor) -> None:
         """Raise `ReusedMemory` if a new value lies where older ones are.
@@ -40,11 +42,11 @@ class ReuseGuard:
         """
         if not self._active:
             return
-        address = f.data_ptr()
-        last = None if self._last is None else self._last()
-        if last is not None and last.data_ptr() == address:
+        address, last = f.data_ptr(), self._last()
+        if address == self._address and last is not None:
             raise ReusedMemory
         for tensor in read:
-            if tensor.data_ptr() == address:
+            # Plain iteration reads the last value, of which the address is known.
+            if tensor is not last and tensor.data_ptr() == address:
                 raise ReusedMemory
-        self._last = weakref.ref(f)
+        self._last, self._address = weakref.ref(f), address

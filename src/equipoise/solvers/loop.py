@@ -170,7 +170,8 @@ def _drive(
                 "A step must not change its state or context in place; got one that does. "
                 "Write z + 1, not z.add_(1)."
             )
-    guard = ReuseGuard(z) if guarded else None
+    # An affine map adds its constant term, and so returns memory of its own.
+    guard = ReuseGuard(z) if guarded and not problem.affine else None
     if guard is not None:
         guard.check(f, z)
     rule = solver.start(problem, z, f)
