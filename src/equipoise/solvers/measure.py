@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import numpy as np
@@ -126,6 +127,26 @@ class Measure:
                 self.remember(recent)
                 reached &= self._has_fallen(residual, scale) | ~beyond
         return unit, reached
+
+    def plainly_reached(self, residual: list[float], scale: list[float]) -> list[float] | None:
+        """Return what each residual is relative to if all are small enough, beyond any doubt.
+
+        In Python numbers, which are faster than arrays for a few samples. None if some is not, or
+        if one of the rare cases has to be looked at, by `change_units`, `judge` and `far`.
+        """
+        stop, units = self.stop, []
+        if self.units is not None:
+            return None
+        most, settled = min(self.high, stop.growth), self.settled / stop.tolerance
+        starts = zip(self.start.tolist(), self.first.tolist(), strict=True)
+        for now, size, (start, first) in zip(residual, scale, starts, strict=True):
+            unit = max(size, settled * start)
+            known = self.low < now < stop.growth and size < most and start < math.inf
+            beyond = size > start and (now > FALL * first or size > 2 * start)
+            if not known or beyond or not now <= stop.absolute + stop.tolerance * unit:
+                return None
+            units.append(unit)
+        return units
 
     def ordinary(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Return which rows, if they were the start, would be in neither of the rare cases.
@@ -264,6 +285,9 @@ class PartMeasure(Measure):
 
     def begin(self, residual: np.ndarray, scale: np.ndarray, at: Point) -> None:
         pass
+
+    def plainly_reached(self, residual: list[float], scale: list[float]) -> list[float] | None:
+        return None
 
     def judge(
         self, residual: np.ndarray, scale: np.ndarray, recent: np.ndarray

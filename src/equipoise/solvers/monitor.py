@@ -21,6 +21,10 @@ FIRST_FALL = 0.01
 """What the first step is expected to make of a residual."""
 RISES = 5
 """Looks in succession at which the residual of a linear equation that diverges has risen."""
+NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+"""What states are made of, for NumPy."""
+NONE_LEFT = torch.empty(0, dtype=torch.int64)
+"""The rows to continue with at the end."""
 MAX_FEW_SAMPLES = 4
 """Up to this many samples, plain Python numbers are faster than arrays."""
 
@@ -28,6 +32,13 @@ MAX_FEW_SAMPLES = 4
 def _all(mask: np.ndarray) -> bool:
     # For 5 to 256 samples this takes 1 us where mask.all() takes 5, twice in each look.
     return bool(np.count_nonzero(mask) == len(mask))
+
+
+def _filled(shape: int | tuple[int, int], value: float, dtype: type = float) -> np.ndarray:
+    # np.full and np.ones take several times as long for a few numbers.
+    made = np.empty(shape, dtype)
+    made.fill(value)
+    return made
 
 
 class FewSamples:
@@ -63,6 +74,11 @@ class FewSamples:
                 return False
         self.best = residual, scale
         return True
+
+    def fell(self, residual: list[float], mark: np.ndarray) -> bool:
+        """Return whether all residuals have fallen; arguments as of `follow`."""
+        before = mark.tolist() if self.best is None else self.best[0]
+        return all(now < PROGRESS * last for now, last in zip(residual, before, strict=True))
 
     def pop(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Return the residuals and scales kept since the last call, if any; they are the best."""
@@ -105,10 +121,10 @@ class Monitor:
         self.stop = stop
         self.affine = problem.affine
         self.samples = np.arange(count)  # which sample each row at work is
-        self.going = np.ones(count, dtype=bool)  # rows not yet over
+        self.going = _filled(count, True, bool)  # rows not yet over
         self.idle = False  # whether some rows are over but still in the batch
-        self.best = np.full(count, np.inf)
-        self.best_scale = np.ones(count)
+        self.best = _filled(count, np.inf)
+        self.best_scale = _filled(count, 1.0)
         self.best_z = z
         self.mark = self.best  # the residual at the last real fall
         # The look of the last real fall, one for all while they agree.
@@ -121,7 +137,8 @@ class Monitor:
         self.unit_change: Tensor | None = None
         # One ring in place of an array for each look: small blocks that outlive big ones would
         # fragment the heap.
-        self.recent = np.full((min(self.patience, stop.max_steps, MAX_HISTORY) + 1, count), np.nan)
+        history = min(self.patience, stop.max_steps, MAX_HISTORY) + 1
+        self.recent = _filled((history, count), np.nan)
         self.looks = 0
         self.value: Tensor | None = None
         self.drop_rule: DropRule | None = None
@@ -166,11 +183,13 @@ class Monitor:
             self._note_excess(as_array(size), as_array(norm))
         if self.few is not None:
             if 0 < step < stop.max_steps:
-                numbers = size.tolist()
-                if self.few.follow(numbers, norm.tolist(), self.mark, measure.guard):
+                numbers, scales = size.tolist(), norm.tolist()
+                if self.few.follow(numbers, scales, self.mark, measure.guard):
                     self._remember(numbers)
                     self.best_z, self.improved = z, self.looks
                     return None
+                if self._all_end(step, problem, z, numbers, scales):
+                    return NONE_LEFT
             followed = self.few.pop()
             if followed is not None:
                 self.best, self.best_scale = followed
@@ -196,6 +215,29 @@ class Monitor:
         if self._change_units(residual, scale, at):
             return None
         return self._judge(step, problem, at, residual, scale, fell)
+
+    def _all_end(
+        self, step: int, problem: Problem, z: Tensor, residual: list[float], scale: list[float]
+    ) -> bool:
+        """Write down the end if a few samples converge at once, in Python numbers.
+
+        Says False, and changes nothing, where anything else is to be seen: `_judge` decides then.
+        """
+        assert self.few is not None
+        together = len(residual) == len(self.status) and self.waiting is None
+        if not together or self.runs_all_steps or not self.few.fell(residual, self.mark):
+            return False
+        units = self.measure.plainly_reached(residual, scale)
+        if units is None:
+            return False
+        self.best_z = z
+        self.residual[:] = [now / unit for now, unit in zip(residual, units, strict=True)]
+        self.scale[:] = units
+        self.start = self.measure.start
+        self.steps[:] = step
+        self.evaluations[:] = problem.work.count - self.before
+        self._end()
+        return True
 
     def _judge(
         self,
@@ -326,15 +368,23 @@ class Monitor:
         self.steps[samples] = step
         self.evaluations[samples] = problem.work.count - self.before
         if len(samples) == len(self.status):
-            # A copy, because a step may return somebody else's memory.
-            self.value = self.best_z.clone() if self.units is None else self._true(self.best_z)
+            self._end()
         else:
             if self.value is None:
                 self.value = self.best_z.new_empty(len(self.status), self.best_z.shape[1])
             rows = torch.from_numpy(over.nonzero()[0]).to(self.value.device)
             where = torch.from_numpy(samples).to(self.value.device)
             self.value.index_copy_(0, where, self._true(self.best_z.index_select(0, rows), rows))
-        self.going &= ~over
+            self.going &= ~over
+            self.finishes += 1
+            self.idle = True
+            self.few = None
+
+    def _end(self) -> None:
+        """Keep the iterates of all samples, which end at once."""
+        # A copy, because a step may return somebody else's memory.
+        self.value = self.best_z.clone() if self.units is None else self._true(self.best_z)
+        self.going[:] = False
         self.finishes += 1
         self.idle = True
         self.few = None
@@ -379,7 +429,7 @@ class Monitor:
         """
         rows = self.going.nonzero()[0]
         if not len(rows):
-            return torch.empty(0, dtype=torch.int64)
+            return NONE_LEFT
         if not problem.can_drop_rows:
             return None
         if self.drop_rule is None:
@@ -443,16 +493,26 @@ class Monitor:
         """Everything that was written down."""
         value = self._true(self.best_z) if self.value is None else self.value
         dtype, device = value.dtype, value.device
+
+        # NumPy converts a few numbers in a fraction of the time that torch takes.
+        with np.errstate(over="ignore"):
+            sizes = self.residual.astype(NUMPY[dtype]), self.scale.astype(NUMPY[dtype])
+        numbers = self.status, *sizes, self.steps, self.evaluations
+        tensors = [torch.from_numpy(each) for each in numbers]
+        if device.type != "cpu":
+            tensors = [each.to(device) for each in tensors]
+        status, residual, scale, steps, evaluations = tensors
+
         trace = None
         if self.path is not None:
             residuals = np.stack(self.path[1]) if self.path[1] else np.zeros((0, len(self.status)))
             trace = Trace(torch.from_numpy(residuals).to(device, dtype), list(self.path[0]))
         return Solution(
             value=value,
-            status=torch.from_numpy(self.status).to(device),
-            residual=torch.from_numpy(self.residual).to(device, dtype),
-            scale=torch.from_numpy(self.scale).to(device, dtype),
-            steps=torch.from_numpy(self.steps).to(device),
-            evaluations=torch.from_numpy(self.evaluations).to(device),
+            status=status,
+            residual=residual,
+            scale=scale,
+            steps=steps,
+            evaluations=evaluations,
             trace=trace,
         )

@@ -27,6 +27,8 @@ Norm = Literal["state", "leaf", "element"]
 """What of a state must reach the tolerance by itself."""
 ToleranceOn = Literal["residual", "error"]
 """What the tolerance is for."""
+FEW = 16
+"""So many numbers are faster read as a list."""
 FAR_ABOVE = 10
 """A distance this many times the tolerance is worth a word in `repr`."""
 
@@ -189,7 +191,9 @@ class Solution:
     @property
     def all_converged(self) -> bool:
         """Whether every sample converged."""
-        return not bool(self.status.any())
+        # For a few numbers a list is several times as fast as an operation on tensors.
+        few = self.status.numel() <= FEW
+        return not (any(self.status.tolist()) if few else bool(self.status.any()))
 
     def copy(self) -> Solution:
         """Return another solution of the same attributes; `copy.copy` drops the estimate."""
