@@ -66,8 +66,10 @@ def is_transformed(*tensors: Tensor) -> bool:
 def jvp_depth(tensors: Sequence[Tensor]) -> int:
     """Return how many forward-mode transforms of `torch.func` differentiate some tensors."""
     functorch = torch._C._functorch
+    stack = functorch.get_interpreter_stack()
+    if stack is None:
+        return 0
     jvp = functorch.TransformType.Jvp
-    stack = functorch.get_interpreter_stack() or ()
     if sum(layer.key() == jvp for layer in stack) < 2:
         return 0
     from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack

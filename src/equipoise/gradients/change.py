@@ -90,8 +90,8 @@ class ChangeCheck:
         if self.stop.norm == "element" or (self.stop.norm == "leaf" and len(problem.columns) > 1):
             return False
         residual, scale = to_numpy(row_norm(value - z)), to_numpy(row_norm(value))
-        same = (residual <= SLACK * self.stop.target(scale)) & np.isfinite(residual)
-        return bool(same.all())
+        same = (residual <= SLACK * self.stop.target(scale)) & (residual < np.inf)
+        return bool(np.count_nonzero(same) == len(same))
 
     def _moved(
         self, problem: Problem, z: Tensor, value: Tensor, slack: Tensor | None = None

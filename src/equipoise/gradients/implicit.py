@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -212,7 +213,8 @@ def _unit(g: Tensor) -> Tensor | None:
     """Return the largest entry of each row if squares of some row would underflow or overflow."""
     low, high = comfortable(g.dtype)
     sizes = to_numpy(row_norm(g))
-    if not g.numel() or bool(low < sizes.min() <= sizes.max() < high):  # false for NaN
+    ordinary = (low < sizes) & (sizes < high)  # false for NaN
+    if not g.numel() or np.count_nonzero(ordinary) == len(sizes):
         return None
     largest = g.abs().amax(dim=1, keepdim=True)
     return torch.where((largest > 0) & largest.isfinite(), largest, 1.0)

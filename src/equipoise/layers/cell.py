@@ -366,6 +366,8 @@ class CellEquation(Equation):
         return None if local is None else self._flatten(local)
 
     def reduced(self, z: Tensor, args: Sequence[Tensor], work: Work) -> Reduced | None:
+        if getattr(self.cell.coordinates, "__func__", None) is Cell.coordinates:
+            return None  # what that would say after all that follows
         plain = self.layout.is_matrix and self.lower is None and self.cell.compiled_step is None
         if not plain or any(map(is_wrapped, args)):
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -390,19 +389,27 @@ class MapProblem(Problem):
         self.linearize_keeps_graph = equation.linearize_keeps_graph
         self.drifts = equation.drifts
         self.work = work or Work()
+        self._held: Equation | None = None
+        self._evaluate: Callable[[Tensor], Tensor] | None = None
 
-    @cached_property
+    # In Python 3.11 cached_property takes a lock, which is what a small problem would wait for.
+
+    @property
     def _bound(self) -> Equation:
-        return self.equation.holding(self.args)
+        if self._held is None:
+            self._held = self.equation.holding(self.args)
+        return self._held
 
-    @cached_property
+    @property
     def _step(self) -> Callable[[Tensor], Tensor]:
-        step = self._bound.bind(self.args)
-        return (lambda z: step(z).clone()) if self.copies else step
+        if self._evaluate is None:
+            step = self._bound.bind(self.args)
+            self._evaluate = (lambda z: step(z).clone()) if self.copies else step
+        return self._evaluate
 
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
-        return self._step(z)
+        return (self._evaluate or self._step)(z)
 
     @property
     def records_end(self) -> bool:
@@ -423,13 +430,13 @@ class MapProblem(Problem):
         step = self._step
 
         def first(z: Tensor) -> Tensor:
-            self._step = step
+            self._evaluate = step
             with torch.enable_grad():
                 value = step(z.detach())
             inspect(value)
             return value.detach()
 
-        self._step = first
+        self._evaluate = first
 
     def linearize(self, z: Tensor) -> Linearization:
         self.work.count += 1
