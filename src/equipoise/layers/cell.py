@@ -247,7 +247,10 @@ class CellEquation(Equation):
         self.lower = lower
         self.symmetric = cell.symmetric
         self.linearize_keeps_graph = cell.linearize_keeps_graph
-        self.linearize_is_step = lower is None and _linearizes_its_step(cell)
+        # Asked only where the value comes with its history.
+        self.linearize_is_step = (
+            self.linearize_keeps_graph and lower is None and _linearizes_its_step(cell)
+        )
         self.can_drop_rows = not cell.coupled
         self.coupled_name = f"{type(cell).__name__}.coupled"
         self.training = cell.training
@@ -336,7 +339,7 @@ class CellEquation(Equation):
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
         held = self.holding(args)
         cell = held.cell
-        return held._flat(cell if cell.compiled_step is not None else cell._call_impl, args)
+        return held._flat(cell if cell.compiled_step is not None else _call_of(cell), args)
 
     def uncompiled(self) -> CellEquation:
         plain = self.module_tensors.uncompiled()
@@ -351,11 +354,16 @@ class CellEquation(Equation):
         def step(z: Tensor) -> Tensor:
             return layout.pack(function(layout.unpack(z), context), name, samples=z.shape[0])
 
+        def step_matrix(z: Tensor) -> Tensor:
+            return layout.pack(function(z, context), name, z.shape[0])
+
         def step_lower(z: Tensor) -> Tensor:
             with torch.autocast(z.device.type, lower):
                 return step(z)
 
-        return step if lower is None else step_lower
+        if lower is not None:
+            return step_lower
+        return step_matrix if layout.is_matrix else step
 
     def _context(self, args: Sequence[Tensor]) -> Tree:
         return self.context.rebuild(args[: len(self.context.leaves)])
@@ -381,6 +389,8 @@ class CellEquation(Equation):
         layout = self.layout
 
         def flat(product: Callable[[Tree], Tree]) -> Callable[[Tensor], Tensor]:
+            if layout.is_matrix:
+                return lambda v: layout.pack(product(v), "Cell.linearize")
             return lambda v: layout.pack(product(layout.unpack(v)), "Cell.linearize")
 
         select_rows = local.select_rows
@@ -394,6 +404,32 @@ class CellEquation(Equation):
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
             reduce=local.reduce if layout.is_matrix else None,
         )
+
+
+def _call_of(cell: Cell) -> Callable[[Tree, Tree], Tree]:
+    """Return what calling a cell as a module does.
+
+    Without hooks a module calls `forward`. To find that there are none takes torch a microsecond at
+    each evaluation, and less if the dictionaries where they would be are at hand.
+    """
+    call = cell._call_impl
+    if type(cell)._call_impl is not nn.Module._call_impl or torch._C._get_tracing_state():
+        return call
+    before, after = cell._forward_pre_hooks, cell._forward_hooks
+    before_backward, after_backward = cell._backward_pre_hooks, cell._backward_hooks
+    all_before, all_after = (
+        torch_module._global_forward_pre_hooks,
+        torch_module._global_forward_hooks,
+    )
+    all_before_backward = torch_module._global_backward_pre_hooks
+    all_after_backward = torch_module._global_backward_hooks
+
+    def function(z: Tree, context: Tree) -> Tree:
+        hooked = before or after or before_backward or after_backward
+        hooked = hooked or all_before or all_after or all_before_backward or all_after_backward
+        return call(z, context) if hooked else cell.forward(z, context)
+
+    return function
 
 
 def _linearizes_its_step(cell: Cell) -> bool:

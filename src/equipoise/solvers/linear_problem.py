@@ -133,7 +133,12 @@ class LinearProblem(Problem):
         return product
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.product(v) + self.g
+        fast = self._fast_product
+        if fast is None:
+            return self.product(v) + self.g
+        self.work.count += 1
+        value: Tensor = fast(v) + self.g
+        return value
 
     def matrix(self) -> Tensor:
         """Return the linear part of each sample as a matrix, shape (samples, width, width).
