@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from equipoise.core.module_copy import copy_modules, is_compiled
+from equipoise.core.module_copy import INTERNAL, copy_modules, is_compiled
 
 __all__ = ["ModuleTensors", "find_untracked_tensor", "versions", "written_since"]
 
@@ -146,7 +146,11 @@ def _tree(module: nn.Module) -> list[nn.Module]:
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors that are attributes but neither parameters nor buffers."""
     attributes = vars(module).copy()  # another thread may set one
-    return {name: value for name, value in attributes.items() if isinstance(value, Tensor)}
+    return {
+        name: value
+        for name, value in attributes.items()
+        if name not in INTERNAL and isinstance(value, Tensor)
+    }
 
 
 def versions(tensors: Iterable[Tensor]) -> list[tuple[Tensor, int]]:

@@ -129,6 +129,7 @@ class Layout:
         batch: Samples of the state.
         dtype: Of the matrix: float32 or float64.
         device: Of the state and the matrix.
+        columns: How many numbers of a row belong to each tensor of the state.
     """
 
     def __init__(self, state: Tree, *, coupled: bool = False) -> None:
@@ -171,6 +172,7 @@ class Layout:
             shape.numel() * (1 + pairs)
             for shape, pairs in zip(self._shapes, self._complex, strict=True)
         ]
+        self.columns = tuple(width * (self.batch if coupled else 1) for width in self._widths)
         self._single = isinstance(state, Tensor)
         # Whether there is nothing to rearrange.
         self._matrix = self._single and first.dim() == 2 and not coupled and not self._complex[0]
@@ -267,11 +269,6 @@ class Layout:
     def width(self) -> int:
         """Real numbers in one row."""
         return sum(self._widths) * (self.batch if self.coupled else 1)
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """How many numbers of a row belong to each tensor of the state."""
-        return tuple(width * (self.batch if self.coupled else 1) for width in self._widths)
 
     def unpack(self, flat: Tensor) -> Tree:
         """Return a matrix with any number of rows as a state."""
