@@ -560,6 +560,22 @@ def test_hooks_of_the_cell_run_at_each_step(x: Tensor) -> None:
     assert len(calls) == int(layer.last.evaluations.max())
 
 
+def test_hook_that_is_registered_within_a_solve_runs_from_then_on(x: Tensor) -> None:
+    layer, steps, calls = Equilibrium(TanhCell(), "fixed_point"), [], []
+
+    class Registering(TanhCell):
+        def step(self, z: Tensor, context: Tensor) -> Tensor:
+            steps.append(1)
+            if len(steps) == 2:
+                layer.cell.register_forward_hook(lambda *_: calls.append(1))
+            return super().step(z, context)
+
+    layer.cell = Registering()
+    with torch.no_grad():
+        layer(x)
+    assert len(calls) == len(steps) - 2 > 0
+
+
 def test_training_fits_a_target() -> None:
     torch.manual_seed(3)
     model = nn.Sequential(

@@ -67,7 +67,7 @@ def jvp_depth(tensors: Sequence[Tensor]) -> int:
     """Return how many forward-mode transforms of `torch.func` differentiate some tensors."""
     functorch = torch._C._functorch
     stack = functorch.get_interpreter_stack()
-    if stack is None:
+    if not stack:
         return 0
     jvp = functorch.TransformType.Jvp
     if sum(layer.key() == jvp for layer in stack) < 2:

@@ -412,7 +412,7 @@ def _call_of(cell: Cell) -> Callable[[Tree, Tree], Tree]:
     Without hooks a module calls `forward`. To find that there are none takes torch a microsecond at
     each evaluation, and less if the dictionaries where they would be are at hand.
     """
-    call = cell._call_impl
+    call: Callable[[Tree, Tree], Tree] = cell._call_impl
     if type(cell)._call_impl is not nn.Module._call_impl or torch._C._get_tracing_state():
         return call
     before, after = cell._forward_pre_hooks, cell._forward_hooks

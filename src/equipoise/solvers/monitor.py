@@ -36,7 +36,7 @@ def _all(mask: np.ndarray) -> bool:
 
 def _filled(shape: int | tuple[int, int], value: float, dtype: type = float) -> np.ndarray:
     # np.full and np.ones take several times as long for a few numbers.
-    made = np.empty(shape, dtype)
+    made: np.ndarray = np.empty(shape, dtype)
     made.fill(value)
     return made
 
