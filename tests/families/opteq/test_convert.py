@@ -637,7 +637,8 @@ def test_to_wide_is_certified_without_being_rescaled():
 
 
 @pytest.mark.parametrize(
-    ("groups", "size", "padding"), [(1, 3, "zeros"), (2, 3, "circular"), (2, 2, "zeros")]
+    ("groups", "size", "padding"),
+    [(1, 3, "zeros"), (2, 3, "circular"), (2, 2, "zeros"), (1, (3, 5), "zeros")],
 )
 def test_to_wide_stacks_the_channels_of_convolutions(groups, size, padding):
     options = {"groups": groups, "padding": padding, "tolerance": 1e-11, "max_steps": 500}
@@ -651,6 +652,11 @@ def test_to_wide_stacks_the_channels_of_convolutions(groups, size, padding):
     assert torch.allclose(3 * y, sum(own.prox(y) for own in reference(deep, x)), atol=1e-9)
     (weight,) = wide.layers.effective_weights()[0]
     assert relative(weight, wide.layers.operators[0].kernel) < 1e-12
+
+
+def test_to_wide_refuses_layers_that_do_not_shrink_together():
+    with pytest.raises(ValueError, match=r"one alpha for all layers, .*; got 0.001, 0.009"):
+        to_wide(OptEq(5, 6, hidden=[7, 8], alpha=[0.001, 0.009]))
 
 
 def test_to_wide_keeps_how_the_deep_network_is_solved_and_trains():

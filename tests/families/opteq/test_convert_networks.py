@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from equipoise import to_opteq
+from equipoise import Model, to_opteq
 
 
 class Block(nn.Module):
@@ -258,3 +258,116 @@ def test_a_converted_network_refuses_inputs_of_another_shape():
     net, shape, _ = make("resnet")
     with pytest.raises(ValueError, match=r"The input must have shape \(batch, 3, 12, 12\); got "):
         to_opteq(net, input_shape=shape)(torch.randn(2, 3, 11, 12))
+
+
+class Follows(nn.Module):
+    """A convolution, and what a function does with it."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.first = nn.Conv2d(2, 3, 3, padding=1)
+        self.second = nn.Conv2d(3, 3, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+        self.same = nn.Identity()
+
+    def forward(self, x):
+        return self.function(self, self.first(x))
+
+
+def after_module(net, h):
+    return net.second(net.relu(h)) + h  # h is relu(h) by now
+
+
+def after_function(net, h):
+    return net.second(F.relu(h, inplace=True)) + h
+
+
+def after_sum(net, h):
+    other = h
+    other += net.second(h)
+    return torch.relu(other) + h
+
+
+def after_identity(net, h):
+    other = net.same(h)
+    return net.second(net.relu(other)) + h
+
+
+@pytest.mark.parametrize("function", [after_module, after_function, after_sum, after_identity])
+def test_values_written_over_in_place_change_under_all_their_names(function):
+    torch.manual_seed(0)
+    net = Follows(function).double().eval()
+    x = torch.randn(4, 2, 5, 6).double()
+    with torch.no_grad():
+        torch.testing.assert_close(to_opteq(net, input_shape=(2, 5, 6))(x), net(x))
+
+
+def test_a_view_that_is_written_over_is_refused_where_the_value_is_used_again():
+    net = Follows(lambda net, h: net.relu(h.flatten(1)) + h.view(h.size(0), -1)).eval()
+    with pytest.raises(ValueError, match="used again in another shape"):
+        to_opteq(net, input_shape=(2, 5, 6))
+
+
+def test_a_linear_layer_on_the_rows_of_an_image_is_not_scaled_by_its_channels():
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    nn.init.normal_(norm.weight)
+    norm.running_mean.normal_()
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Linear(4, 4), norm, nn.ReLU(), nn.Flatten())
+    net = net.double().eval()
+    x = torch.randn(3, 2, 6, 6).double()
+    with torch.no_grad():
+        torch.testing.assert_close(to_opteq(net, input_shape=(2, 6, 6))(x), net(x))
+
+
+@pytest.mark.parametrize("function", [F.softmax, F.log_softmax, torch.softmax])
+def test_a_softmax_by_function_is_the_last_step(function):
+    torch.manual_seed(0)
+    net = Follows(lambda _, h: function(torch.relu(h), dim=1)).eval()
+    x = torch.randn(3, 2, 5, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(to_opteq(net, input_shape=(2, 5, 6))(x), net(x))
+
+
+@pytest.mark.parametrize("shape", [None, (5,)])
+@pytest.mark.parametrize("place", [0, None])
+def test_hooks_are_refused(shape, place):
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    (net if place is None else net[place]).register_forward_hook(lambda *call: 2 * call[-1])
+    with pytest.raises(ValueError, match="no forward hooks"):
+        to_opteq(net, input_shape=shape)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_a_hook_makes_are_refused():
+    net = nn.Sequential(nn.utils.weight_norm(nn.Linear(5, 6)), nn.ReLU(), nn.Linear(6, 2))
+    with torch.no_grad():
+        net[0].weight_g.mul_(3)  # the weight of the last call is still there
+    with pytest.raises(ValueError, match="remove_weight_norm"):
+        to_opteq(net)
+
+
+def test_a_forward_that_was_replaced_is_refused():
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    net[1].forward = torch.tanh
+    with pytest.raises(ValueError, match="a forward of its own"):
+        to_opteq(net, input_shape=(5,))
+
+
+def test_a_model_is_converted_if_it_takes_samples_as_they_are():
+    class Halved(Model):
+        def __init__(self, factor):
+            super().__init__()
+            self.factor, self.linear = factor, nn.Linear(5, 2)
+
+        def prepare(self, x):
+            return self.factor * x
+
+        def forward(self, x):
+            return torch.relu(self.linear(x))
+
+    net, x = Halved(1.0), torch.randn(3, 5)
+    torch.testing.assert_close(to_opteq(net, input_shape=(5,))(x), net(x))
+    with pytest.raises(ValueError, match="whose prepare changes them"):
+        to_opteq(Halved(0.5), input_shape=(5,))

@@ -98,7 +98,7 @@ class Convolve(LinearMap):
 
 @dataclass(frozen=True, eq=False)
 class Multiply(LinearMap):
-    """A matrix."""
+    """A matrix, which acts on the last axis."""
 
     def apply(self, weight: Tensor, z: Tensor) -> Tensor:
         return z @ weight.mT
@@ -110,6 +110,8 @@ class Multiply(LinearMap):
         return dense_norm(weight)
 
     def scaled(self, factor: Tensor) -> LinearMap | None:
+        if len(self.out) > 1:  # channels are another axis than that of its rows
+            return None
         return replace(self, weight=self.weight * factor[:, None], trained=True)
 
 

@@ -192,6 +192,10 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
         raise ValueError(
             f"to_wide.deep must have one elementwise activation for all layers; got {names}."
         )
+    fractions = sorted({float(own) for own in cell.alpha})
+    if len(fractions) > 1:
+        rule = "have one alpha for all layers, which tend to a wide layer together"
+        raise SettingError("to_wide.deep", rule, None, got=", ".join(map(str, fractions)))
     operators = list(cell.operators)
     if not all(isinstance(own, Dense | Convolution) for own in operators):
         raise ValueError(
@@ -223,7 +227,7 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
         operator: Any = operators[0]
         groups = operator.groups
         options |= {
-            "kernel_size": operator.kernel.shape[-1],
+            "kernel_size": tuple(operator.kernel.shape[2:]),
             "padding": operator.padding,
             "groups": groups,
         }

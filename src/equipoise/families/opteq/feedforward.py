@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.core.registry import choose
 from equipoise.core.validate import require_count
+from equipoise.families.opteq.network_tracing import require_plain_calls
 from equipoise.prox.activation import Activation, Identity
 from equipoise.prox.resolve import as_activation, from_module
 
@@ -114,6 +115,7 @@ def _read_module(net: nn.Module, owner: str) -> FeedForward:
     matrices: list[Tensor] = []
     biases: list[Tensor] = []
     activations: list[Activation] = []
+    require_plain_calls(net, owner)
     waiting: tuple[str, nn.Module] | None = None  # the activation after the last linear layer
     for place, module in _walk(net, f"{owner}.net"):
         if type(module) is nn.Identity or _is_passing(module, place):

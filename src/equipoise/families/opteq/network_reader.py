@@ -14,6 +14,11 @@ from torch import fx, nn
 from equipoise.core.validate import SettingError
 from equipoise.families.opteq.affine_map import Affine, Convolve, Multiply
 from equipoise.families.opteq.network_graph import Graph
+from equipoise.families.opteq.network_tracing import (
+    InPlaceTracer,
+    SharedMemory,
+    require_plain_calls,
+)
 from equipoise.families.opteq.pooling import adaptive_average_pool, average_pool, max_pool
 from equipoise.prox.activation import Identity, ReLU, Sigmoid
 from equipoise.prox.resolve import from_module
@@ -38,8 +43,9 @@ def read_graph(net: nn.Module, input_shape: Sequence[int], owner: str) -> Graph:
     like = next((own.detach() for own in net.parameters()), None)
     if like is None:
         raise SettingError(f"{owner}.net", "hold weights", net, got=type(net).__name__)
+    require_plain_calls(net, owner, input_shape)
     try:
-        traced = fx.symbolic_trace(net)
+        traced = InPlaceTracer().trace(net)
     except Exception as error:  # whatever the network's own code raises, the sentence says it
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise SettingError(
@@ -51,7 +57,7 @@ def read_graph(net: nn.Module, input_shape: Sequence[int], owner: str) -> Graph:
         ) from error
     graph = Graph(tuple(input_shape), like)
     with torch.no_grad():
-        _Reader(graph, dict(traced.named_modules()), owner).read(traced.graph)
+        _Reader(graph, dict(net.named_modules()), owner).read(traced)
     return graph
 
 
@@ -63,6 +69,7 @@ class _Reader:
         self.modules = modules
         self.owner = owner
         self.known: dict[fx.Node, Any] = {}
+        self.memory = SharedMemory()
 
     def read(self, traced: fx.Graph) -> None:
         inputs = [node for node in traced.nodes if node.op == "placeholder"]
@@ -81,7 +88,10 @@ class _Reader:
             elif self.graph.last is not None:
                 raise SettingError(self._place(node), "come before the softmax", None, got="it")
             else:
-                self.known[node] = self._apply(node)
+                made = self._apply(node)
+                if self._is_in_place(node):
+                    self._overwrite(node, made)
+                self.known[node] = made
         if not self.graph.sources:  # a linear network: what it computes counts as a hidden layer
             assert self.graph.output is not None
             self.graph.output = self.graph.activate(Identity(), self.graph.output)
@@ -120,6 +130,30 @@ class _Reader:
                 place, "take what the network gives it", None, got=f"an error: {reason}"
             ) from error
 
+    def _is_in_place(self, node: fx.Node) -> bool:
+        """Whether a node writes its result over its first argument."""
+        if node.op == "call_module":
+            return bool(getattr(self.modules[str(node.target)], "inplace", False))
+        return node.target is operator.iadd or bool(node.kwargs.get("inplace", False))
+
+    def _overwrite(self, node: fx.Node, made: Affine) -> None:
+        """Let all names of the value that a node writes over have the new one."""
+        old = self._value(node.args[0])
+        self.memory.join(old, made)
+        for other, value in self.known.items():
+            if value is old:
+                self.known[other] = made
+            elif self.memory.is_shared(old, value) and any(
+                user is not node and user not in self.known for user in other.users
+            ):
+                raise SettingError(
+                    self._place(node),
+                    "leave alone what is used again in another shape",
+                    None,
+                    "Do it without inplace=True.",
+                    got="a value that it overwrites",
+                )
+
     def _refuse(self, place: str, got: str) -> None:
         raise SettingError(
             place,
@@ -142,8 +176,11 @@ class _Reader:
             return self._on_flatten(place, value, module.start_dim, module.end_dim)
         if kind is nn.Linear:
             self._require_finite(place, module)
-            made = Multiply(_copy(module.weight), value.shape, (module.out_features,))
-            return value.through(made, _copy(module.bias))
+            out = (*value.shape[:-1], module.out_features)
+            made = Multiply(_copy(module.weight), value.shape, out)
+            # Of an image it acts on the rows, and its bias belongs to their entries.
+            bias = _copy(module.bias)
+            return value.through(made, bias if bias is None or len(out) == 1 else bias.expand(out))
         if kind is nn.Conv2d:
             return self._convolve(place, module, value)
         if isinstance(module, NORMALIZERS):
@@ -251,7 +288,7 @@ class _Reader:
     ) -> Affine:
         if start_dim != 1 or end_dim not in (-1, len(value.shape)):
             raise SettingError(place, "flatten each sample, from axis 1 on", start_dim)
-        return value.flatten()
+        return self._flattened(value)
 
     def _on_view(self, place: str, value: Affine, *shape: Any) -> Affine:
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
@@ -259,7 +296,12 @@ class _Reader:
         if len(shape) != 2 or shape[1] not in (-1, size) or shape[0] not in (BATCH, -1):
             rule = "give each sample one row: x.flatten(1) or x.view(x.size(0), -1)"
             raise SettingError(place, rule, None, got="another shape")
-        return value.flatten()
+        return self._flattened(value)
+
+    def _flattened(self, value: Affine) -> Affine:
+        made = value.flatten()
+        self.memory.join(value, made)  # mostly a view
+        return made
 
     _on_reshape = _on_view
 
@@ -295,11 +337,20 @@ class _Reader:
     def _on_sigmoid(self, place: str, value: Affine) -> Affine:
         return self.graph.activate(Sigmoid(), value)
 
-    def _on_softmax(self, place: str, value: Affine, dim: int = -1) -> Affine:
-        return self._end(nn.Softmax(dim), value)
+    def _on_softmax(
+        self, place: str, value: Affine, dim: int, *, _stacklevel: int = 3, dtype: None = None
+    ) -> Affine:
+        return self._end_with(nn.Softmax(dim), value, dtype)
 
-    def _on_log_softmax(self, place: str, value: Affine, dim: int = -1) -> Affine:
-        return self._end(nn.LogSoftmax(dim), value)
+    def _on_log_softmax(
+        self, place: str, value: Affine, dim: int, *, _stacklevel: int = 3, dtype: None = None
+    ) -> Affine:
+        return self._end_with(nn.LogSoftmax(dim), value, dtype)
+
+    def _end_with(self, module: nn.Module, value: Affine, dtype: None) -> Affine:
+        if dtype is not None:
+            raise _UnknownError("a softmax with a dtype")
+        return self._end(module, value)
 
     def _on_avg_pool2d(self, place: str, value: Affine, *args: Any, **options: Any) -> Affine:
         return average_pool(place, value, *args, **options)
