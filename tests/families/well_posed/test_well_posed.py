@@ -85,6 +85,12 @@ def test_projected_rows_are_those_of_scipy(weighted):
         np.testing.assert_allclose(own, best[:5] - best[5:], atol=1e-5)
 
 
+def test_projected_rows_of_huge_entries_keep_the_largest():
+    A = torch.tensor([[1e30, -3e30, 2e30], [-4e30, 4e30, 0.0]], dtype=FLOAT)
+    expected = torch.tensor([[0.0, -0.8, 0.0], [-0.4, 0.4, 0.0]], dtype=FLOAT)
+    torch.testing.assert_close(project_rows(A, 0.8), expected)
+
+
 @pytest.mark.parametrize(("condition", "norm"), CONTROLLED)
 def test_bound_holds_for_weights_of_any_size_and_every_input_has_one_equilibrium(condition, norm):
     layer = make(condition, norm, size=50.0)

@@ -156,11 +156,14 @@ def project_rows(A: Tensor, radii: Tensor | float, weights: Tensor | None = None
     a = A.detach().double().abs()
     w = torch.ones_like(a[0]) if weights is None else weights.detach().double()
     r = torch.as_tensor(radii, dtype=torch.float64, device=a.device).expand(len(a))[:, None]
-    order = torch.argsort(a / w, dim=1, descending=True)
-    sorted_a, sorted_w = a.gather(1, order), w.expand_as(a).gather(1, order)
-    t = ((sorted_a * sorted_w).cumsum(1) - r) / sorted_w.square().cumsum(1)
-    count = (sorted_a > t * sorted_w).sum(dim=1, keepdim=True).clamp_min(1)
-    shift = t.gather(1, count - 1).clamp_min(0)
+    # By how much breakpoints are below the largest one: that tells entries near to it apart even
+    # where the radius is lost in their rounding.
+    below = a / w
+    below = below - below.amax(dim=1, keepdim=True)
+    ordered, order = below.sort(dim=1, descending=True)
+    squares = w.square().expand_as(a).gather(1, order)
+    rest = (r - (ordered * squares).cumsum(1)) / squares.cumsum(1)  # the largest one less t
+    count = (ordered + rest > 0).sum(dim=1, keepdim=True).clamp_min(1)  # of NaN none is
     inside = (a * w).sum(dim=1, keepdim=True) <= r
-    kept = torch.where(inside, a, (a - shift * w).clamp_min(0))
+    kept = torch.where(inside, a, w * (below + rest.gather(1, count - 1)).clamp_min(0))
     return (A.detach().sign() * kept).to(A.dtype)
