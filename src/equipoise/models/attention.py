@@ -49,8 +49,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Return (batch, length, heads * width) as (batch, heads, length, width)."""
-    batch, length, _ = x.shape
-    return x.reshape(batch, length, heads, -1).transpose(1, 2)
+    return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

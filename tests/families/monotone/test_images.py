@@ -170,3 +170,18 @@ def test_solve_starts_at_the_last_state_but_at_no_output(layer):
     assert not layer.last.steps.any()
     with pytest.raises(ValueError, match=r"z0 must be a state of shape .*layer\.last\.value"):
         layer(x, z)
+
+
+@pytest.mark.parametrize("splitting", ["peaceman-rachford", "forward-backward"])
+@pytest.mark.parametrize("tiers", [False, True])
+def test_an_empty_batch_has_an_empty_equilibrium_and_no_gradient(splitting, tiers):
+    options = {"splitting": splitting}
+    layer = (
+        MonotoneMultiTier(2, (3, 4), (8, 8), **options)
+        if tiers
+        else MonotoneConv2d(2, 3, **options)
+    )
+    z = layer(torch.zeros(0, 2, 8, 8))
+    assert len(z) == 0
+    z.sum().backward()
+    assert all(not weight.grad.any() for weight in layer.parameters() if weight.grad is not None)

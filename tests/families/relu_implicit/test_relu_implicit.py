@@ -123,3 +123,14 @@ def test_model_refuses_nonsense(options: dict[str, object], sentence: str) -> No
 def test_closed_forms_need_one_output(x: Tensor) -> None:
     with pytest.raises(ValueError, match=r"must have one output, as in the paper; got 3"):
         closed_forms(_network(outputs=3), x)
+
+
+def test_a_network_has_the_default_type_of_floats():
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        network = ReluImplicitNetwork((7,), width=30)
+        assert network(torch.randn(3, 7)).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(kept)
+    assert set(network.u.detach().unique().tolist()) == {-1.0, 1.0}

@@ -137,3 +137,11 @@ def test_transformer_says_which_tokens_it_takes(x, told):
         make()(x)
     with pytest.raises(ValueError, match="features must be a multiple of heads, 3; got 8"):
         TransformerCell(8, 3, 4)
+
+
+def test_an_empty_batch_has_an_empty_equilibrium():
+    layer = Equilibrium(TransformerCell(features=16, heads=2, inner=32))
+    z = layer(torch.zeros(0, 7, 16, requires_grad=True))
+    assert z.shape == (0, 7, 16)
+    z.sum().backward()
+    assert not any(weight.grad.any() for weight in layer.parameters())

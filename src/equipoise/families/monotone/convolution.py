@@ -100,6 +100,8 @@ def filter_image(matrices: Tensor, b: Tensor, *, transpose: bool) -> Tensor:
         b: The images.
         transpose: Whether to take the adjoint.
     """
+    if not len(b):  # of which there is no Fourier transform
+        return b.clone()
     height, width = b.shape[2:]
     spectrum = torch.fft.rfft2(b).flatten(2).permute(2, 0, 1)  # (frequency, batch, channel)
     found = spectrum @ (matrices.conj() if transpose else matrices.mT)
@@ -176,6 +178,8 @@ class MonotoneConvolution(MonotoneOperator):
 
     def pull(self, weights: OperatorWeights, z: Tensor, v: Tensor) -> OperatorWeights:
         """Return `sum_p v(p) z(p + s)^T` for each `s`, by Fourier transforms."""
+        if not len(z):
+            return (torch.zeros_like(weights[0]),)
         height, width = z.shape[2:]
         spectra = [torch.fft.rfft2(t).flatten(2).permute(2, 1, 0) for t in (v, z)]
         product = spectra[0].conj() @ spectra[1].mT  # (frequency, out, in)

@@ -65,8 +65,8 @@ class ReluImplicitNetwork(Model):
         chosen = solve if solve.get("stop") is not None else ACCURACY | solve
         self.equilibrium = Equilibrium(cell, **chosen)
         # Random signs: the symmetric Bernoulli distribution of Assumption 1.
-        self.u = nn.Parameter(torch.randint(0, 2, (outputs, width)).mul_(2).sub_(1).float())
-        self.v = nn.Parameter(torch.randint(0, 2, (outputs, width)).mul_(2).sub_(1).float())
+        self.u = nn.Parameter(2.0 * torch.randint(0, 2, (outputs, width)) - 1)
+        self.v = nn.Parameter(2.0 * torch.randint(0, 2, (outputs, width)) - 1)
 
     @property
     def cell(self) -> ReluImplicitCell:
