@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from equipoise.layers.equilibrium import Equilibrium
 
-__all__ = ["Model", "call_prepare", "count_parameters", "find_equilibria"]
+__all__ = ["Model", "count_parameters", "find_equilibria"]
 
 
 class Model(nn.Module):
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_forward_pre_hook(call_prepare)
+        self.register_forward_pre_hook(_prepare)
 
     def prepare(self, x: Tensor) -> Tensor:
         """Return samples in the form that `forward` takes, or raise `ValueError` in one sentence.
@@ -70,13 +70,7 @@ def count_parameters(model: nn.Module) -> dict[str, int]:
     return model.parameter_counts() if isinstance(model, Model) else {"total": _count(model)}
 
 
-def call_prepare(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the inputs of a model with its samples prepared; called before `forward`.
-
-    Args:
-        model: The model.
-        inputs: What it was called with.
-    """
+def _prepare(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     assert isinstance(model, Model)
     return (model.prepare(inputs[0]), *inputs[1:]) if inputs else inputs
 

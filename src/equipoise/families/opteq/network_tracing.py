@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from equipoise.core.validate import SettingError
 from equipoise.families.opteq.affine_map import Affine
-from equipoise.models.model import Model, call_prepare
+from equipoise.layers.belief import find_hook
+from equipoise.models.model import Model
 
 __all__ = ["InPlaceTracer", "SharedMemory", "require_plain_calls"]
 
@@ -65,24 +66,19 @@ def require_plain_calls(
     """
     for name, module in net.named_modules():
         place = f"{owner}.net.{name}" if name else f"{owner}.net"
-        before = [own for own in module._forward_pre_hooks.values() if own is not call_prepare]
-        hooks = [*before, *module._forward_hooks.values()]
-        if hooks:
+        reason = find_hook(module)
+        if reason is not None:
             raise SettingError(
                 place,
-                "have no forward hooks, which are not converted",
+                "be what the forward of its class computes, which is what is converted",
                 None,
-                "Remove them; those of weight or spectral normalisation and of pruning by "
+                "Remove hooks first; those of weight or spectral normalisation and of pruning by "
                 "torch.nn.utils.remove_weight_norm, remove_spectral_norm and prune.remove.",
-                got=", ".join(_describe(own) for own in hooks),
+                got=f"{type(module).__name__}: {reason}",
             )
-        if "forward" in vars(module):
-            rule = "have the forward of its class, which is what is converted"
-            raise SettingError(place, rule, None, got="a forward of its own")
         if isinstance(module, Model) and not _is_prepared(module, net, input_shape):
-            rule = "take samples as they are"
             got = f"{type(module).__name__}, whose prepare changes them"
-            raise SettingError(place, rule, None, got=got)
+            raise SettingError(place, "take samples as they are", None, got=got)
 
 
 def _is_prepared(module: Model, net: nn.Module, input_shape: Sequence[int] | None) -> bool:
@@ -95,7 +91,3 @@ def _is_prepared(module: Model, net: nn.Module, input_shape: Sequence[int] | Non
     x = torch.linspace(-1, 2, 2 * torch.Size(input_shape).numel()).to(like)
     x = x.reshape(2, *input_shape)
     return torch.equal(module.prepare(x), x)
-
-
-def _describe(hook: Any) -> str:
-    return str(getattr(hook, "__name__", type(hook).__name__))
