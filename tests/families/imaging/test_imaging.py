@@ -55,6 +55,20 @@ def test_certificate_holds_where_the_theorem_does_and_bounds_the_jacobian(kind, 
         assert jacobian_norm(cell, y) <= found.lipschitz + 1e-9
 
 
+@pytest.mark.parametrize("way", ["replaced", "written over"])
+def test_certificate_is_about_the_degradation_that_is_there_now(way):
+    first = Identity() if way == "replaced" else Blur(0.2, 3)
+    cell = ProximalCell(first, ResidualNetwork(1, 4, 3, 3, 0.3), weight=1.0)
+    assert cell.certificate().holds
+    if way == "replaced":
+        cell.degradation = Blur(2.0, 3)
+    else:
+        cell.degradation.kernel.copy_(Blur(2.0, 3).kernel)
+    assert not cell.certificate().holds
+    fresh = ProximalCell(Blur(2.0, 3), cell.network, weight=1.0)
+    assert cell.certificate().lipschitz == pytest.approx(fresh.certificate().lipschitz)
+
+
 def test_projection_brings_weights_back_to_where_the_theorem_holds():
     cell = make(ProximalCell, Identity())
     with torch.no_grad():

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.transforms import is_wrapped
 from equipoise.core.validate import require_positive, require_type
 from equipoise.families.imaging.network import ResidualNetwork
 from equipoise.layers.cell import Cell
@@ -68,16 +69,22 @@ class ImagingCell(Cell):
         self.degradation = degradation
         self.network = network
         self.log_weight = nn.Parameter(torch.tensor(math.log(weight)))
-        known = not any(weight.is_meta for weight in degradation.weights())  # else without values
-        self.smallest, self.largest = degradation.gram_bounds() if known else (0.0, math.inf)
+        self._spectrum = _Spectrum()
+        self.smallest, self.largest = self._spectrum.find(degradation)
 
     @property
     def weight(self) -> Tensor:
         """The weight of what was observed, positive."""
         return self.log_weight.exp()
 
+    def _look_at_degradation(self) -> None:
+        """Find the range of the eigenvalues of `A^T A` again, if `A` is another one by now."""
+        if not any(is_wrapped(weight) for weight in self.degradation.weights()):
+            self.smallest, self.largest = self._spectrum.find(self.degradation)
+
     def inject(self, y: Tensor) -> Context:
         self.degradation.check(y)
+        self._look_at_degradation()
         own = self.degradation.weights_for(y)
         turned = self.degradation.transposed(own or self.degradation.weights())
         return (self.degradation.adjoint_with(turned, y), *own)
@@ -104,6 +111,7 @@ class ImagingCell(Cell):
     @torch.no_grad()
     def project_(self) -> None:
         """Bring the network below its `epsilon`, and the weight to where the theorem applies."""
+        self._look_at_degradation()
         self.network.project_()
         low, high = self.weight_range(self.network.epsilon)
         self.log_weight.clamp_(math.log(low) if low > 0 else None, math.log(high))
@@ -133,6 +141,7 @@ class ImagingCell(Cell):
     @torch.no_grad()
     def certificate(self) -> Certificate:
         """Return whether the step contracts, by the theorem of the paper."""
+        self._look_at_degradation()
         factors = self.network.factors()
         epsilon = math.prod(factor.value for factor in factors)
         words, least = self.condition()
@@ -247,6 +256,35 @@ class GradientCell(ImagingCell):
     def condition(self) -> tuple[str, float]:
         least = 1 + float(self.weight) * self.smallest
         return f"1 + tau mu = {significant(least)}", least
+
+
+class _Spectrum:
+    """Remembers the range of the eigenvalues of `A^T A` as long as `A` stays the same."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Degradation, list[Tensor], tuple[float, float]] | None = None
+
+    def __reduce__(self) -> tuple[type[_Spectrum], tuple[()]]:
+        return _Spectrum, ()  # copies of a cell begin anew
+
+    @torch.no_grad()
+    def find(self, degradation: Degradation) -> tuple[float, float]:
+        """Return bounds of the eigenvalues, from below and from above."""
+        weights = degradation.weights()
+        if any(weight.is_meta for weight in weights):  # without values
+            return 0.0, math.inf
+        if self._known is not None:
+            last, values, bounds = self._known
+            if last is degradation and all(map(_is_equal, values, weights)):
+                return bounds
+        bounds = degradation.gram_bounds()
+        self._known = degradation, [weight.clone() for weight in weights], bounds
+        return bounds
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    kinds = ((own.dtype, own.device, own.shape) for own in (one, other))
+    return len(set(kinds)) == 1 and torch.equal(one, other)
 
 
 MAX_WEIGHT = 1e4
