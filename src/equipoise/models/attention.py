@@ -49,7 +49,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Return (batch, length, heads * width) as (batch, heads, length, width)."""
-    return x.unflatten(2, (heads, x.shape[2] // heads)).transpose(1, 2)
+    batch, length, features = x.shape
+    return x.reshape(batch, length, heads, features // heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
