@@ -32,6 +32,7 @@ from equipoise.core import SettingError
 from equipoise.data import DATASETS, DataError, Dataset, list_data, load_data
 from equipoise.data.errors import TableWarning
 from equipoise.data.image import find_other_size, read_image
+from equipoise.data.image_depth import ImageWarning
 from equipoise.data.svhn import read_mat
 
 CASES = [(name, split) for name in DATASETS for split in DATASETS[name].splits]
@@ -474,3 +475,21 @@ def test_sample_that_is_no_pair_of_tensors_is_told_by_its_number(found: Any, got
     reason = rf"Sample 1 of 'own' test must be a pair of tensors, .*; got {got}\. Let `sample`"
     with pytest.raises(SettingError, match=reason):
         dataset.gather([1])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("shape", [(3, 2), (3, 1, 2, 2)])
+def test_half_precision_is_read_without_a_warning_and_its_infinity_is_refused(tmp_path, shape):
+    x = np.full(shape, 60000, np.float16)
+    np.savez(tmp_path / "train.npz", x=x, y=[0, 1, 0])
+    assert float(load_data("npz", root=tmp_path).x.max()) == 60000
+    x[1] = np.inf
+    np.savez(tmp_path / "train.npz", x=x, y=[0, 1, 0])
+    with pytest.raises(DataError, match=r"row 2, .* is not a finite number"):
+        load_data("npz", root=tmp_path)
+
+
+def test_images_of_whole_numbers_that_are_no_bytes_are_told(tmp_path):
+    np.savez(tmp_path / "train.npz", x=np.full((2, 1, 3, 3), 200), y=[0, 1])
+    with pytest.warns(ImageWarning, match="holds images of int64, which are taken as they are"):
+        assert float(load_data("npz", root=tmp_path).x.max()) == 200

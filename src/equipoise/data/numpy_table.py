@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from equipoise.data.bounded_io import (
 )
 from equipoise.data.dataset import Dataset
 from equipoise.data.errors import DataError
+from equipoise.data.image_depth import ImageWarning
 from equipoise.data.reader import DATASETS
 from equipoise.data.table import MAX_FLOAT, TableReader, make_raw
 
@@ -44,6 +46,13 @@ class NumpyReader(TableReader):
     def _make(self, split: str, paths: list[Path], arrays: list[NDArray[Any]]) -> Dataset:
         """The data set of the samples and the labels or targets in two files, or in one."""
         x = _features(paths[0], arrays[0], or_missing=arrays[0].ndim == 2)
+        if x.ndim == 4 and x.dtype.kind in "iu" and x.dtype != np.uint8:
+            warnings.warn(
+                f"{paths[0]}: holds images of {x.dtype}, which are taken as they are; image files, "
+                "and images of uint8, become numbers from 0 to 1",
+                ImageWarning,
+                stacklevel=2,
+            )
         if not self.targets:
             labels = _labels(paths[1], arrays[1])
             return self.make_dataset(split, paths[0], x, labels, labels_path=paths[1])
@@ -190,6 +199,8 @@ def _features(path: Path, values: NDArray[Any], *, or_missing: bool = False) -> 
     """Numbers that float32 can hold; where they may be missing, NaN says so."""
     if not values.ndim or not values.size:
         raise DataError(path, "holds no samples")
+    if values.dtype == np.float16:  # in which the largest float32 is infinite
+        values = values.astype(np.float32)
     wrong = (
         np.argwhere(~(np.abs(values) <= MAX_FLOAT) & ~(or_missing & np.isnan(values)))
         if values.dtype.kind == "f"
