@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.core.tree import to_numpy
 from equipoise.core.validate import require_between, require_count, require_fraction
+from equipoise.solvers.kernels import Workspace, as_rows, find_kernels
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 
@@ -57,6 +58,8 @@ class Anderson(Solver):
 class _Mix(Rule):
     """Keeps the last values and gaps as tensors; what is small is kept in NumPy.
 
+    A step is one call of a compiled kernel where there is one, which then does all of `_mix`.
+
     That is the Gram matrix of the gaps, of unit length, and the inverses of their lengths. Slots
     that count for nothing have the inverse 0, and a row and a column of zeros but for the diagonal,
     and so get no weight: all operations have one shape from the first step on.
@@ -64,8 +67,9 @@ class _Mix(Rule):
 
     def __init__(self, solver: Anderson, problem: Problem, z: Tensor) -> None:
         limits = torch.finfo(z.dtype)
-        self.pair = problem.pair
-        self.in_arrays = z.is_cpu and z.numel() <= MAX_ARRAY
+        self.pair, self.halves = problem.pair, problem.halves
+        self.kernels = find_kernels(z)
+        self.in_arrays = self.kernels is None and z.is_cpu and z.numel() <= MAX_ARRAY
         self.damping = solver.damping
         self.memory = solver.memory
         self.plain_rate = solver.plain_rate
@@ -84,6 +88,7 @@ class _Mix(Rule):
         self.values = self.gaps = z.new_empty(0)
         self.gram = self.inverse = np.empty(0)
         self.slots: list[tuple[Any, Any]] = []
+        self.arrays: tuple[np.ndarray, ...] = ()
 
     def _all_plain(self, size: np.ndarray) -> bool:
         """Note which samples have become slow; return whether none has."""
@@ -116,12 +121,18 @@ class _Mix(Rule):
 
     def _allocate(self, at: Point) -> None:
         samples, width = at.z.shape
-        self.values = at.z.new_zeros(samples, self.memory, width)
-        self.gaps = at.z.new_zeros(samples, self.memory, self.pair(at.z)[0].shape[1])
+        columns = self.pair(at.z)[0].shape[1]
+        if self.kernels is not None:
+            self.workspace = Workspace(at.z, samples * self.memory * (width + columns))
+            values, gaps = self.workspace.split((samples, self.memory), (width, columns))
+            self.arrays = values, gaps, np.arange(samples)
+        else:
+            self.values = at.z.new_zeros(samples, self.memory, width)
+            self.gaps = at.z.new_zeros(samples, self.memory, columns)
+            self._cut()
         self.gram = np.zeros((samples, self.memory, self.memory))
         self.gram[:, range(self.memory), range(self.memory)] = self.diagonal
         self.inverse = np.zeros((samples, self.memory))
-        self._cut()
 
     def _cut(self) -> None:
         """Keep views of the slots: writing to one takes half the time of `x[:, slot] = ...`."""
@@ -158,9 +169,8 @@ class _Mix(Rule):
         self.gram[plain] = self.diagonal * np.eye(self.memory)
 
     def advance(self, at: Point) -> Move:
-        value = at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
         if self.memory == 1 or (self.plain_rate and self._all_plain(to_numpy(at.size))):
-            return Move(value)
+            return Move(self._value(at))
         if self.count == 0:
             self._allocate(at)
         slot = self.count % self.memory
@@ -169,8 +179,32 @@ class _Mix(Rule):
         self.count += 1
         if not self.all_mixing:
             self._forget()
+        if self.kernels is not None:
+            return Move(self._mix_compiled(slot, at))
         with np.errstate(all="ignore"):  # samples that are not finite are the monitor's business
-            return Move(self._mix(slot, value, at.gap))
+            return Move(self._mix(slot, self._value(at), at.gap))
+
+    def _value(self, at: Point) -> Tensor:
+        return at.f if self.damping == 1 else torch.add(at.z, at.gap, alpha=self.damping)
+
+    def _mix_compiled(self, slot: int, at: Point) -> Tensor:
+        """Return the next iterate, as `_mix` does."""
+        found = torch.empty_like(at.f, memory_format=torch.contiguous_format)
+        self.kernels.mix(
+            as_rows(at.z),
+            as_rows(at.f),
+            self.halves,
+            self.damping,
+            *self.arrays,
+            self.gram,
+            self.inverse,
+            slot,
+            self.count,
+            self.diagonal,
+            self.smallest,
+            found.numpy(),
+        )
+        return found
 
     def _mix(self, slot: int, value: Tensor, gap: Tensor) -> Tensor:
         """Return the next iterate, given the value and the gap that go into a slot."""
@@ -190,13 +224,16 @@ class _Mix(Rule):
         return self._mixture(weight)
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
-        self.pair = problem.pair
         chosen = to_numpy(rows)
         if self.count:
-            self.slots = []  # views, which would hold what is copied
+            self.gram, self.inverse = self.gram[chosen], self.inverse[chosen]
+        if self.count and self.kernels is not None:
+            values, gaps, places = self.arrays
+            self.arrays = values, gaps, places[chosen]
+        elif self.count:
+            self.slots, self.arrays = [], ()  # views, which would hold what is copied
             self.values = self.values[rows]
             self.gaps = self.gaps[rows]
-            self.gram, self.inverse = self.gram[chosen], self.inverse[chosen]
             self._cut()
         for name in ("slow", "resting", "rounds", "next_rounds"):
             setattr(self, name, getattr(self, name)[chosen])

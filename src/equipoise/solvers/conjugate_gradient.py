@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot
+from equipoise.solvers.kernels import as_rows, find_kernels
 from equipoise.solvers.krylov import KrylovRule
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
@@ -31,7 +32,8 @@ class ConjugateGradient(Solver):
     combines = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
-        return _Conjugate(problem)
+        kernels = find_kernels(z)
+        return _Conjugate(problem) if kernels is None else _CompiledConjugate(problem, kernels)
 
 
 class _Conjugate(KrylovRule):
@@ -62,3 +64,42 @@ class _Conjugate(KrylovRule):
         super().select_rows(problem, rows)
         if self.direction is not None and self.energy is not None:
             self.direction, self.energy = self.direction[rows], self.energy[rows]
+
+
+class _CompiledConjugate(KrylovRule):
+    """The same in two calls of compiled kernels, before and after the product."""
+
+    def __init__(self, problem: Problem, kernels: Any) -> None:
+        super().__init__(problem)
+        self.kernels = kernels
+        self.direction: Tensor | None = None
+        self.size: Tensor | None = None
+        self.owned = False  # whether the direction may be overwritten
+
+    def advance(self, at: Point) -> Move:
+        gap, size = at.gap.contiguous(), at.size
+        last, last_size = self.direction, self.size
+        if last is None or last_size is None:
+            direction = gap
+        else:
+            direction, self.owned = last if self.owned else last.clone(), True
+            self.kernels.turn(gap.numpy(), size.numpy(), last_size.numpy(), direction.numpy())
+        self.direction, self.size = direction, size
+        product = self.problem.product(direction)
+        z, left, lengths = torch.empty_like(gap), torch.empty_like(gap), gap.new_empty(2, len(gap))
+        self.kernels.move_along(
+            as_rows(at.z),
+            gap.numpy(),
+            direction.numpy(),
+            as_rows(product),
+            size.numpy(),
+            z.numpy(),
+            left.numpy(),
+            *lengths.numpy(),
+        )
+        return Move(z, None, left, *lengths.unbind(0))
+
+    def select_rows(self, problem: Problem, rows: Tensor) -> None:
+        super().select_rows(problem, rows)
+        if self.direction is not None and self.size is not None:
+            self.direction, self.size = self.direction[rows], self.size[rows]

@@ -23,13 +23,12 @@ class Coordinates:
 
     `decode(step(u))` is the map at `decode(u)`, so that combinations of coordinates with weights of
     sum 1 stand for the same combinations of states: a solver that only combines makes the same
-    steps in them. The inner product of two states is `factor` times that of the first of
-    `pair(u)` with the second of `pair(v)`, so that residuals are those of the state, too.
+    steps in them. The inner product of the states of `u` and `v` is `factor` times that of the
+    first half of `u` with the second half of `v`, so that residuals are those of the state, too.
 
     Attributes:
         start: Where to start, shape (samples, width).
         step: The map.
-        pair: What inner products are made of.
         factor: See above.
         decode: Returns the state, given its coordinates.
         select_rows: Returns the same for some samples, given their row numbers; its `start` does
@@ -38,7 +37,6 @@ class Coordinates:
 
     start: Tensor
     step: Callable[[Tensor], Tensor]
-    pair: Callable[[Tensor], tuple[Tensor, Tensor]]
     factor: float
     decode: Callable[[Tensor], Tensor]
     select_rows: Callable[[Tensor], Coordinates]
@@ -83,16 +81,18 @@ class CoordinateProblem(Problem):
 
     Args:
         coordinates: The coordinates.
-        base: The problem that they belong to.
+        symmetric: Whether the Jacobian of the problem that they belong to is symmetric.
         work: The counter to continue.
     """
+
+    halves = True
 
     def __init__(self, coordinates: Coordinates, *, symmetric: bool, work: Work) -> None:
         self.coordinates = coordinates
         self.symmetric = symmetric
         self.args = ()
         self.work = work
-        self.pair = coordinates.pair  # type: ignore[method-assign, assignment]
+        self.factor = coordinates.factor
 
     def __call__(self, z: Tensor) -> Tensor:
         self.work.count += 1
@@ -100,10 +100,8 @@ class CoordinateProblem(Problem):
 
     def norm(self, rows: Tensor) -> Tensor:
         # Rounding may make a product of nearly equal rows negative.
-        first, second = self.pair(rows)
-        square: Tensor = torch.linalg.vecdot(first, second).clamp_min_(0.0)
-        factor = self.coordinates.factor
-        return (square if factor == 1 else square.mul_(factor)).sqrt_()
+        square: Tensor = torch.linalg.vecdot(*self.pair(rows)).clamp_min_(0.0)
+        return (square if self.factor == 1 else square.mul_(self.factor)).sqrt_()
 
     def select_rows(self, rows: Tensor) -> Problem:
         self.work.rows_left = len(rows)

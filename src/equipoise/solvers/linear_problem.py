@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise.core.tree import row_norm
 from equipoise.solvers.coordinates import Reduced
 from equipoise.solvers.problem import Linearization, Problem
+from equipoise.solvers.protocol import Point
 
 __all__ = ["LinearProblem", "func_jvp", "func_vjp"]
 
@@ -214,8 +215,8 @@ class LinearProblem(Problem):
     def declared(self, z: Tensor) -> Linearization:
         return self.linearize(z)
 
-    def scale(self, f: Tensor) -> Tensor:
-        return self._scale if self.forcing else torch.maximum(row_norm(f), self._scale)
+    def scale(self, at: Point) -> Tensor:
+        return self._scale if self.forcing else torch.maximum(at.length, self._scale)
 
     def select_rows(self, rows: Tensor) -> LinearProblem:
         self.work.rows_left = len(rows)

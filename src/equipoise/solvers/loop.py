@@ -13,6 +13,7 @@ from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coordinates import ExtremeUnits
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
+from equipoise.solvers.kernels import find_lengths
 from equipoise.solvers.measure import assess
 from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
@@ -175,12 +176,12 @@ def _drive(
     if guard is not None:
         guard.check(f, z)
     rule = solver.start(problem, z, f)
-    known: Tensor | None = None
-    predicted: Tensor | None = None
+    lengths = find_lengths(problem, z)
+    at = Point(z, f, None, problem.norm, lengths)
+    del z, f  # as below: so that each is free before the next is made
     for step in range(stop.max_steps + 1):
-        at = Point(z, f, predicted, problem.norm)
         if states and step in states:
-            monitor.keep_state(step, z)
+            monitor.keep_state(step, at.z)
         if step % every == 0 or step == stop.max_steps:
             keep = monitor.look(step, problem, at)
             if monitor.unit_change is not None:
@@ -190,22 +191,23 @@ def _drive(
             if keep is not None:
                 if not keep.numel():
                     break
-                del z, f, known, predicted  # so that each is free before the next is copied
                 problem = problem.select_rows(keep)
                 monitor.keep_rows(at, keep)
                 rule.select_rows(problem, keep)
-        z, known, predicted = rule.advance(at)
-        del at  # with the next line: what the rule does not keep is free before the next evaluation
-        # Near enough for rules that predict the gap: only the scale comes from it, and the end is
-        # verified.
-        f = z
-        if predicted is None:
-            if known is None:
-                last = monitor.recorded and monitor.ends_soon()
-                known = problem.evaluate_last(z) if last else problem(z)
-            f = known
-            if guard is not None:
-                guard.check(f, z, monitor.best_z)
+        move = rule.advance(at)
+        if move.gap is not None:
+            at = Point.predicted(move, problem.norm)
+            del move
+            continue
+        z, f = move.z, move.f
+        del at, move  # what the rule does not keep is free before the next evaluation
+        if f is None:
+            last = monitor.recorded and monitor.ends_soon()
+            f = problem.evaluate_last(z) if last else problem(z)
+        if guard is not None:
+            guard.check(f, z, monitor.best_z)
+        at = Point(z, f, None, problem.norm, lengths)  # noqa: F841 - the next turn reads it
+        del z, f
     return monitor
 
 

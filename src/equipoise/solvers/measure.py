@@ -87,8 +87,8 @@ class Measure:
     def read(self, problem: Problem, at: Point) -> tuple[Tensor | np.ndarray, Tensor | np.ndarray]:
         """Return the residual and the scale of each row."""
         if self.units is None:
-            return at.size, problem.scale(at.f)
-        return self._true(at.size), self._true(problem.scale(at.f))
+            return at.size, problem.scale(at)
+        return self._true(at.size), self._true(problem.scale(at))
 
     def _true(self, size: Tensor) -> np.ndarray:
         array: np.ndarray = to_numpy(size).astype(float)

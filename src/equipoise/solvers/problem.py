@@ -14,6 +14,7 @@ from equipoise.core.tree import Layout, Tree, row_norm
 
 if TYPE_CHECKING:
     from equipoise.solvers.coordinates import Reduced, ReducedSystem
+    from equipoise.solvers.protocol import Point
 
 __all__ = [
     "Equation",
@@ -208,6 +209,8 @@ class Problem(ABC):
         work: Counter of evaluations and Jacobian products, shared with the problems made from this
             one by `select_rows`.
         constant: The constant term of an affine map, which its residuals are relative to as well.
+        halves: Whether `pair` gives the two halves of rows.
+        factor: By how much products of what `pair` gives must be multiplied.
     """
 
     args: Sequence[Tensor]
@@ -223,6 +226,8 @@ class Problem(ABC):
     evaluations_to_select: float = 0.0
     work: Work
     constant: Tensor | None = None
+    halves: bool = False
+    factor: float = 1.0
 
     @abstractmethod
     def __call__(self, z: Tensor) -> Tensor:
@@ -307,7 +312,10 @@ class Problem(ABC):
         Their product is the inner product of the states that `u` and `v` stand for, up to a
         positive factor that is the same for all.
         """
-        return rows, rows
+        if not self.halves:
+            return rows, rows
+        first, second = rows.chunk(2, dim=1)
+        return first, second
 
     def norm(self, rows: Tensor) -> Tensor:
         """Return the norm of each row, shape (samples,)."""
@@ -317,9 +325,9 @@ class Problem(ABC):
         """Return the problem in cheaper coordinates, to be solved from `z`, if there are any."""
         return None
 
-    def scale(self, f: Tensor) -> Tensor:
+    def scale(self, at: Point) -> Tensor:
         """What residuals are relative to, shape (samples,)."""
-        return self.norm(f)
+        return at.length
 
     @property
     def columns(self) -> tuple[int, ...]:

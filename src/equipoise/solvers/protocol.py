@@ -246,9 +246,10 @@ class Point:
         f: The map at `z`.
         gap: `f - z`, where it is known.
         norm: The norm of each row, of the coordinates that these are.
+        lengths: Returns those of `f - z` and of `f`, given `z` and `f`, faster than `norm` does.
     """
 
-    __slots__ = ("_gap", "_size", "f", "norm", "z")
+    __slots__ = ("_gap", "_length", "_lengths", "_size", "f", "norm", "z")
 
     def __init__(
         self,
@@ -256,12 +257,23 @@ class Point:
         f: Tensor,
         gap: Tensor | None = None,
         norm: Callable[[Tensor], Tensor] = row_norm,
+        lengths: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.z = z
         self.f = f
         self.norm = norm
         self._gap = gap
+        self._lengths = lengths
         self._size: Tensor | None = None
+        self._length: Tensor | None = None
+
+    @classmethod
+    def predicted(cls, move: Move, norm: Callable[[Tensor], Tensor]) -> Point:
+        """Return where a rule has gone that knows the gap there, or its length as well."""
+        # Near enough: only the scale comes from the value, and the end is verified.
+        made = cls(move.z, move.z, move.gap, norm)
+        made._size, made._length = move.size, move.length
+        return made
 
     # One of these is made for each step: cached_property takes a lock, and longer than the norm.
 
@@ -276,12 +288,25 @@ class Point:
     def size(self) -> Tensor:
         """Length of each row of `gap`, shape (samples,)."""
         if self._size is None:
-            self._size = self.norm(self.gap)
+            if self._lengths is not None and self._gap is None:
+                self._size, self._length = self._lengths(self.z, self.f)
+            else:
+                self._size = self.norm(self.gap)
         return self._size
+
+    @property
+    def length(self) -> Tensor:
+        """Length of each row of `f`, shape (samples,)."""
+        if self._length is None:
+            self._length = self.norm(self.f)
+        return self._length
 
     def keep_rows(self, rows: Tensor) -> None:
         """Forget all samples but those in `rows`, one tensor after the other."""
-        self._gap, self._size = self.gap.index_select(0, rows), None
+        if self._gap is not None:
+            self._gap = self._gap.index_select(0, rows)
+        self._size = None if self._size is None else self._size.index_select(0, rows)
+        self._length = None if self._length is None else self._length.index_select(0, rows)
         same = self.f is self.z
         self.z = self.z.index_select(0, rows)
         self.f = self.z if same else self.f.index_select(0, rows)
@@ -295,11 +320,15 @@ class Move(NamedTuple):
         f: The map at `z`, if the rule evaluated it.
         gap: `f(z) - z`, if the rule has it from a recurrence. Without `f` and `gap` the loop
             evaluates the map.
+        size: Length of each row of that `gap`, if the rule has it, shape (samples,).
+        length: Length of each row of `z`, likewise.
     """
 
     z: Tensor
     f: Tensor | None = None
     gap: Tensor | None = None
+    size: Tensor | None = None
+    length: Tensor | None = None
 
 
 class Rule(ABC):

@@ -55,13 +55,7 @@ class HiddenUnits:
         return self._from(start)
 
     def _from(self, start: Tensor) -> Coordinates:
-        return Coordinates(
-            start, self._step, self._pair, self.factor, self._decode, self._select_rows
-        )
-
-    def _pair(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = u.chunk(2, dim=1)
-        return first, second
+        return Coordinates(start, self._step, self.factor, self._decode, self._select_rows)
 
     def _step(self, u: Tensor) -> Tensor:
         q, p = u.chunk(2, dim=1)
@@ -76,7 +70,7 @@ class HiddenUnits:
         return value
 
     def _decode(self, u: Tensor) -> Tensor:
-        return self.layer.operator.adjoint_with(self.layer.turned, self._pair(u)[0])
+        return self.layer.operator.adjoint_with(self.layer.turned, u[:, : self.K.shape[0]])
 
     def _select_rows(self, rows: Tensor) -> Coordinates:
         c = self.c.index_select(0, rows)
