@@ -21,6 +21,7 @@ from equipoise.layers.compiled_step import CompiledStep
 from equipoise.layers.declarations import lipschitz_number
 from equipoise.layers.lipschitz import Part, round_up, unknown
 from equipoise.layers.problem import Problem
+from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import CoordinateProblem, Coordinates, Reduced
 from equipoise.solvers.problem import Equation, Linearization, Work
 
@@ -190,6 +191,14 @@ class Cell(nn.Module):
 
         For states of one matrix whose samples are independent. What is found in coordinates is
         judged by `step`; where it falls short the solve continues in the state.
+        """
+        return None
+
+    def compiled_runs(self, z: Tree, context: Tree) -> CompiledRuns | None:
+        """Return compiled loops that iterate the step, for a solve without gradients from `z`.
+
+        For states of one matrix whose samples are independent. No sample ends by what they
+        computed: `step` is evaluated where one may.
         """
         return None
 
@@ -385,6 +394,12 @@ class CellEquation(Equation):
         problem = CoordinateProblem(found, symmetric=self.symmetric, work=work)
         return Reduced(problem, found.start, None, found.decode)
 
+    def compiled(self, z: Tensor, args: Sequence[Tensor]) -> CompiledRuns | None:
+        plain = self.layout.is_matrix and self.linearize_is_step
+        if not plain or any(map(is_wrapped, args)):
+            return None
+        return self.holding(args).cell.compiled_runs(z, self._context(args))
+
     def _flatten(self, local: Linearization) -> Linearization:
         layout = self.layout
 
@@ -403,6 +418,7 @@ class CellEquation(Equation):
             else lambda rows: self._flatten(select_rows(rows)),
             graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
             reduce=local.reduce if layout.is_matrix else None,
+            compiled=local.compiled if layout.is_matrix else None,
         )
 
 

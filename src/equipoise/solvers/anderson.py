@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.core.tree import to_numpy
 from equipoise.core.validate import require_between, require_count, require_fraction
+from equipoise.solvers.ahead import Ahead, CompiledRuns, Limits
 from equipoise.solvers.kernels import Workspace, as_rows, find_kernels
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
@@ -205,6 +206,46 @@ class _Mix(Rule):
             found.numpy(),
         )
         return found
+
+    def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
+        mixing = self.memory > 1 and self.all_mixing and not self.plain_rate
+        if runs.anderson is None or self.kernels is None or not mixing:
+            return None
+        if self.count == 0:
+            self._allocate(at)
+        z, f, good, size = at.z.clone(), at.f.clone(), torch.empty_like(at.f), at.size.clone()
+        # Every residual is below 0.9 times infinity.
+        mark = np.full(len(z), np.inf) if self.mark is None else self.mark.astype(float)
+        looks, steps, rests = runs.anderson(
+            z.numpy(),
+            f.numpy(),
+            size.numpy(),
+            self.damping,
+            *self.arrays,
+            self.gram,
+            self.inverse,
+            self.count,
+            self.diagonal,
+            self.smallest,
+            mark,
+            limits.tolerance,
+            limits.absolute,
+            limits.progress,
+            limits.guard,
+            limits.best,
+            limits.excess,
+            limits.steps,
+            good.numpy(),
+            limits.sizes,
+            limits.scales,
+        )
+        self.count += steps
+        self.mark = mark if np.isfinite(mark).all() else self.mark
+        if rests:
+            return Ahead(
+                steps, looks, looks, z, z, Point(z, f, None, at.norm).keep_size(size), True
+            )
+        return Ahead(steps, looks, steps - 1, good, z)
 
     def _mix(self, slot: int, value: Tensor, gap: Tensor) -> Tensor:
         """Return the next iterate, given the value and the gap that go into a slot."""

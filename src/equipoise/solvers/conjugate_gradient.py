@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_dot
+from equipoise.solvers.ahead import Ahead, CompiledRuns, Limits
 from equipoise.solvers.kernels import as_rows, find_kernels
 from equipoise.solvers.krylov import KrylovRule
 from equipoise.solvers.problem import Problem
@@ -98,6 +99,37 @@ class _CompiledConjugate(KrylovRule):
             *lengths.numpy(),
         )
         return Move(z, None, left, *lengths.unbind(0))
+
+    def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
+        if runs.conjugate is None:
+            return None
+        turned = self.direction is not None
+        z, gap, size = at.z.contiguous().clone(), at.gap.clone(), at.size.clone()
+        direction = torch.empty_like(z) if self.direction is None else self.direction.clone()
+        last_size = size.clone() if self.size is None else self.size.clone()
+        good, length = torch.empty_like(z), torch.empty_like(size)
+        looks, steps = runs.conjugate(
+            z.numpy(),
+            gap.numpy(),
+            direction.numpy(),
+            turned,
+            size.numpy(),
+            last_size.numpy(),
+            length.numpy(),
+            self.problem.scale_floor().numpy(),
+            self.problem.forcing,
+            limits.tolerance,
+            limits.progress,
+            limits.guard,
+            limits.best,
+            limits.steps,
+            good.numpy(),
+            limits.sizes,
+            limits.scales,
+        )
+        self.direction, self.size, self.owned = direction, last_size, True
+        there = Point.predicted(Move(z, None, gap, size, length), at.norm)
+        return Ahead(steps, looks, steps, good, z, there)
 
     def select_rows(self, problem: Problem, rows: Tensor) -> None:
         super().select_rows(problem, rows)

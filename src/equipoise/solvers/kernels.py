@@ -22,6 +22,7 @@ from equipoise.core.transforms import is_wrapped
 from equipoise.solvers.problem import Problem
 
 __all__ = [
+    "Lengths",
     "Workspace",
     "as_rows",
     "find_kernels",
@@ -45,6 +46,9 @@ DTYPES: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
     torch.float64: np.dtype(np.float64),
 }
+
+Lengths = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Returns the norms of `f - z` and of `f`, given `z` and `f`."""
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
@@ -128,9 +132,7 @@ def _compile(name: str, dtype: torch.dtype) -> ModuleType | None:
     return module
 
 
-def find_lengths(
-    problem: Problem, z: Tensor
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+def find_lengths(problem: Problem, z: Tensor) -> Lengths | None:
     """Return what finds the norms of `f - z` and of `f` in one pass, if kernels can.
 
     Args:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.tree import row_norm
+from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import Reduced
 from equipoise.solvers.problem import Linearization, Problem
 from equipoise.solvers.protocol import Point
@@ -217,6 +218,14 @@ class LinearProblem(Problem):
 
     def scale(self, at: Point) -> Tensor:
         return self._scale if self.forcing else torch.maximum(at.length, self._scale)
+
+    def compiled(self, z: Tensor) -> CompiledRuns | None:
+        compiled = None if self.local is None else self.local.compiled
+        return None if compiled is None else compiled()
+
+    def scale_floor(self) -> Tensor:
+        """Return what `scale` is at least, or always if `forcing`, shape (samples,)."""
+        return self._scale
 
     def select_rows(self, rows: Tensor) -> LinearProblem:
         self.work.rows_left = len(rows)

@@ -13,7 +13,7 @@ from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coordinates import ExtremeUnits
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
-from equipoise.solvers.kernels import find_lengths
+from equipoise.solvers.kernels import Lengths, find_lengths
 from equipoise.solvers.measure import assess
 from equipoise.solvers.monitor import PROGRESS, Monitor
 from equipoise.solvers.problem import Problem
@@ -179,7 +179,12 @@ def _drive(
     lengths = find_lengths(problem, z)
     at = Point(z, f, None, problem.norm, lengths)
     del z, f  # as below: so that each is free before the next is made
-    for step in range(stop.max_steps + 1):
+    # Every look of a path is wanted.
+    alone = every == 1 and not trace and not states and not solver.runs_all_steps
+    runs = problem.compiled(at.z) if alone and monitor.may_run_ahead() else None
+    step = -1
+    while step < stop.max_steps:
+        step += 1
         if states and step in states:
             monitor.keep_state(step, at.z)
         if step % every == 0 or step == stop.max_steps:
@@ -194,6 +199,18 @@ def _drive(
                 problem = problem.select_rows(keep)
                 monitor.keep_rows(at, keep)
                 rule.select_rows(problem, keep)
+                runs = None if runs is None else problem.compiled(at.z)
+        if runs is not None and step < stop.max_steps and monitor.may_run_ahead():
+            limits = monitor.limits(step, problem, at)
+            ahead = rule.run_ahead(at, runs, limits)
+            if ahead is not None and ahead.steps:
+                problem.work.count += ahead.evaluations
+                monitor.pass_looks(ahead, limits)
+                step += ahead.steps
+                at = ahead.at or _evaluate(problem, ahead.z, monitor, lengths)
+                if not ahead.seen:
+                    step -= 1  # this step's look is still to be made
+                    continue
         move = rule.advance(at)
         if move.gap is not None:
             at = Point.predicted(move, problem.norm)
@@ -201,14 +218,25 @@ def _drive(
             continue
         z, f = move.z, move.f
         del at, move  # what the rule does not keep is free before the next evaluation
-        if f is None:
-            last = monitor.recorded and monitor.ends_soon()
-            f = problem.evaluate_last(z) if last else problem(z)
-        if guard is not None:
-            guard.check(f, z, monitor.best_z)
-        at = Point(z, f, None, problem.norm, lengths)  # noqa: F841 - the next turn reads it
+        at = _evaluate(problem, z, monitor, lengths, f)
         del z, f
+        if guard is not None:
+            guard.check(at.f, at.z, monitor.best_z)
     return monitor
+
+
+def _evaluate(
+    problem: Problem,
+    z: Tensor,
+    monitor: Monitor,
+    lengths: Lengths | None,
+    f: Tensor | None = None,
+) -> Point:
+    """Return the point `z`, evaluating the map there unless it is known."""
+    if f is None:
+        last = monitor.recorded and monitor.ends_soon()
+        f = problem.evaluate_last(z) if last else problem(z)
+    return Point(z, f, None, problem.norm, lengths)
 
 
 def _change_units(

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.solvers.ahead import Ahead, Limits
 from equipoise.solvers.dropping import DropRule
-from equipoise.solvers.measure import as_array, pick_measure
+from equipoise.solvers.measure import Measure, as_array, pick_measure
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Solution, Status, Stop, Trace
 
@@ -292,6 +293,40 @@ class Monitor:
             return self._leave(step, problem) if self.idle else None
         self._finish(step, problem, residual, converged, over, stalled, far, growing)
         return self._leave(step, problem)
+
+    def may_run_ahead(self) -> bool:
+        """Return whether the next looks may be passed if every sample is on its way."""
+        plain = type(self.measure) is Measure and self.measure.units is None
+        return plain and self.few is not None and self.waiting is None and not self.idle
+
+    def limits(self, step: int, problem: Problem, at: Point) -> Limits:
+        """Return between which residuals looks decide nothing; `at` was looked at."""
+        if self.few is not None:
+            followed = self.few.pop()
+            if followed is not None:
+                self.best, self.best_scale = followed
+                self.mark = self.best
+        if not self.recorded:
+            self._note_excess(as_array(at.size), as_array(problem.scale(at)))
+        return Limits(
+            tolerance=self.stop.tolerance,
+            absolute=self.stop.absolute,
+            progress=PROGRESS,
+            guard=self.measure.guard,
+            best=self.mark,
+            excess=(self.excess, self.last_excess),
+            steps=self.stop.max_steps - step,
+        )
+
+    def pass_looks(self, ahead: Ahead, limits: Limits) -> None:
+        """Take in the looks that a run has passed."""
+        if not ahead.looks:
+            return
+        for residual in limits.sizes[: ahead.looks]:
+            self._remember(residual)
+        self.best, self.best_scale = limits.sizes[ahead.looks - 1], limits.scales[ahead.looks - 1]
+        self.mark, self.best_z, self.improved = self.best, ahead.good, self.looks
+        self.excess, self.last_excess = limits.excess.tolist()
 
     def _change_units(self, residual: np.ndarray, scale: np.ndarray, at: Point) -> bool:
         """Return whether the rows need other units, and note by how much."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.core.tree import Layout, Tree, row_norm
 
 if TYPE_CHECKING:
+    from equipoise.solvers.ahead import CompiledRuns
     from equipoise.solvers.coordinates import Reduced, ReducedSystem
     from equipoise.solvers.protocol import Point
 
@@ -40,6 +41,8 @@ class Linearization:
         point: The leaf of that history that stands for the state, if it has one.
         reduce: Returns the linear equation `v = J v + g` in cheaper coordinates, given `g`; for a
             symmetric `J` on a state of one matrix.
+        compiled: Returns compiled runs of linear solvers, if there are any; for a state of one
+            matrix.
     """
 
     value: Tree
@@ -49,6 +52,7 @@ class Linearization:
     graph: Tensor | None = None
     point: Tensor | None = None
     reduce: Callable[[Tensor], ReducedSystem] | None = None
+    compiled: Callable[[], CompiledRuns | None] | None = None
 
 
 def linearize_by_autograd(step: Callable[[Tensor], Tensor], z: Tensor) -> Linearization:
@@ -176,6 +180,10 @@ class Equation(ABC):
             args: The arguments.
             work: The counter of evaluations to continue.
         """
+        return None
+
+    def compiled(self, z: Tensor, args: Sequence[Tensor]) -> CompiledRuns | None:
+        """Return compiled runs of solvers with this map, for states such as `z`, if it has any."""
         return None
 
     def unpack(self, z: Tensor) -> Tree:
@@ -323,6 +331,10 @@ class Problem(ABC):
 
     def reduced(self, z: Tensor) -> Reduced | None:
         """Return the problem in cheaper coordinates, to be solved from `z`, if there are any."""
+        return None
+
+    def compiled(self, z: Tensor) -> CompiledRuns | None:
+        """Return compiled runs of solvers with this map, for states such as `z`, if it has any."""
         return None
 
     def scale(self, at: Point) -> Tensor:
@@ -492,6 +504,9 @@ class MapProblem(Problem):
 
     def reduced(self, z: Tensor) -> Reduced | None:
         return None if self.copies else self._bound.reduced(z, self.args, self.work)
+
+    def compiled(self, z: Tensor) -> CompiledRuns | None:
+        return None if self.copies else self._bound.compiled(z, self.args)
 
     @property
     def columns(self) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from equipoise.core.tree import Tree, row_norm
 from equipoise.core.validate import require_between, require_count, require_positive
 
 if TYPE_CHECKING:
+    from equipoise.solvers.ahead import Ahead, CompiledRuns, Limits
     from equipoise.solvers.problem import Problem
 
 __all__ = ["SOLVERS", "Move", "Point", "Rule", "Solution", "Solver", "Status", "Stop", "Trace"]
@@ -277,6 +278,11 @@ class Point:
 
     # One of these is made for each step: cached_property takes a lock, and longer than the norm.
 
+    def keep_size(self, size: Tensor) -> Point:
+        """Take the length of the gap from somebody who knows it; return the point."""
+        self._size = size
+        return self
+
     @property
     def gap(self) -> Tensor:
         """`f - z`."""
@@ -337,6 +343,16 @@ class Rule(ABC):
     @abstractmethod
     def advance(self, at: Point) -> Move:
         """Return the next iterate, given the present one. Must not write into its tensors."""
+
+    def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
+        """Make steps in a compiled loop, if there is one for this rule and its present memory.
+
+        Args:
+            at: The present iterate, which must not be written into.
+            runs: What there is.
+            limits: When to stop; gets the looks passed.
+        """
+        return None
 
     @abstractmethod
     def select_rows(self, problem: Problem, rows: Tensor) -> None:

@@ -13,6 +13,7 @@ from equipoise.core.registry import choose
 from equipoise.core.transforms import is_wrapped
 from equipoise.core.tree import Shared
 from equipoise.core.validate import require_flag, require_fraction, require_positive
+from equipoise.families.opteq.compiled import run_products, run_values
 from equipoise.families.opteq.coordinates import HiddenUnits, hidden_system
 from equipoise.families.opteq.gram import Gram
 from equipoise.families.opteq.linearization import LinearLayer, add_skip, linearize_layers
@@ -33,6 +34,7 @@ from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, round_up
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
 from equipoise.prox.activation import Activation
+from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import Coordinates, ReducedSystem
 from equipoise.solvers.problem import Linearization
 
@@ -318,7 +320,21 @@ class OptEqCell(Cell):
             linear.append(LinearLayer(operator, weights, turned, rest).detach())
             hidden = activation(a) if is_recorded(a) else activation.overwrite(a)
             z = add_skip(operator.adjoint_with(turned, hidden), z, rest)
-        return linearize_layers(z, slopes, linear, self._reduce(slopes, linear))
+        return linearize_layers(
+            z,
+            slopes,
+            linear,
+            self._reduce(slopes, linear),
+            lambda: run_products(linear, self.activations[0], slopes[0]),
+        )
+
+    def compiled_runs(self, z: Tensor, context: Any) -> CompiledRuns | None:
+        if type(self).step is not OptEqCell.step or len(self.operators) > 1:
+            return None
+        ((c, weights, turned, rest),) = context
+        rest = self._rest[0] if rest is None else rest
+        layer = LinearLayer(self._operators[0], weights, turned, rest).detach()
+        return run_values(layer, self.activations[0], c.detach())
 
     def _reduce(
         self, slopes: Sequence[Tensor], layers: Sequence[LinearLayer]

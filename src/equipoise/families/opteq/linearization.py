@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded, plus
+from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import ReducedSystem
 from equipoise.solvers.problem import Linearization
 
@@ -52,6 +53,7 @@ def linearize_layers(
     slopes: Sequence[Tensor],
     layers: Sequence[LinearLayer],
     reduce: Callable[[Tensor], ReducedSystem] | None = None,
+    compiled: Callable[[], CompiledRuns | None] | None = None,
 ) -> Linearization:
     """Return the linearised composition of layers.
 
@@ -60,6 +62,7 @@ def linearize_layers(
         slopes: `D` of each layer.
         layers: The layers, without history.
         reduce: As of `Linearization`.
+        compiled: Likewise.
     """
 
     def product(v: Tensor, order: Sequence[int]) -> Tensor:
@@ -84,4 +87,5 @@ def linearize_layers(
         ),
         graph=value if value.requires_grad else None,
         reduce=reduce,
+        compiled=compiled,
     )
