@@ -76,6 +76,7 @@ class _CompiledConjugate(KrylovRule):
         self.direction: Tensor | None = None
         self.size: Tensor | None = None
         self.owned = False  # whether the direction may be overwritten
+        self.left: Tensor | None = None  # the last gap that it made, which may be, too
 
     def advance(self, at: Point) -> Move:
         gap, size = at.gap.contiguous(), at.size
@@ -87,18 +88,18 @@ class _CompiledConjugate(KrylovRule):
             self.kernels.turn(gap.numpy(), size.numpy(), last_size.numpy(), direction.numpy())
         self.direction, self.size = direction, size
         product = self.problem.product(direction)
-        z, left, lengths = torch.empty_like(gap), torch.empty_like(gap), gap.new_empty(2, len(gap))
+        self.left = gap if gap is self.left else gap.clone()
+        z, lengths = torch.empty_like(gap), gap.new_empty(2, len(gap))
         self.kernels.move_along(
             as_rows(at.z),
-            gap.numpy(),
+            self.left.numpy(),
             direction.numpy(),
             as_rows(product),
             size.numpy(),
             z.numpy(),
-            left.numpy(),
             *lengths.numpy(),
         )
-        return Move(z, None, left, *lengths.unbind(0))
+        return Move(z, None, self.left, *lengths.unbind(0))
 
     def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
         if runs.conjugate is None:

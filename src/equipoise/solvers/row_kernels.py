@@ -201,11 +201,11 @@ def turn(gap, size, last_size, direction):  # type: ignore[no-untyped-def]
 
 @compiled
 def move_along(  # type: ignore[no-untyped-def]
-    z, gap, direction, product, size, next_z, next_gap, next_size, length
+    z, gap, direction, product, size, next_z, next_size, length
 ):
     """Go along a direction of conjugate gradient, whose product with the Jacobian is given.
 
-    Write the iterate, its gap, and the lengths of the gap and of the iterate.
+    Write the iterate, its gap over the last one, and the lengths of the gap and of the iterate.
     """
     rows, width = z.shape
     for r in range(rows):
@@ -216,12 +216,12 @@ def move_along(  # type: ignore[no-untyped-def]
         # Without positive curvature the system is singular or indefinite along this direction:
         # stand still, and stall.
         step = size[r] * size[r] / curvature if curvature > 0 else d.dtype.type(0)
-        a, b, c, e = z[r], gap[r], next_z[r], next_gap[r]
+        a, b, c = z[r], gap[r], next_z[r]
         gaps = values = d.dtype.type(0)
         for i in range(width):
             value = a[i] + step * d[i]
             left = b[i] - step * (d[i] - image[i])
-            c[i], e[i] = value, left
+            c[i], b[i] = value, left
             values += value * value
             gaps += left * left
         next_size[r] = np.sqrt(gaps)
@@ -242,6 +242,6 @@ def compile_for(dtype: np.dtype) -> bool:
     mix.compile((table, table, yes, real, cube, cube, places, small, smaller, whole, whole, real,
                  real, table))
     turn.compile((table, row, row, table))
-    move_along.compile((table, table, table, table, row, table, table, row, row))
+    move_along.compile((table, table, table, table, row, table, row, row))
     # fmt: on
     return any(kernel.stats.cache_misses for kernel in (measure, mix, turn, move_along))

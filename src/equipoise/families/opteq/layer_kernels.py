@@ -110,8 +110,7 @@ def run_conjugate(  # type: ignore[no-untyped-def]
     """
     made = looks = 0
     product = np.empty_like(z)
-    next_z, next_gap, next_size = np.empty_like(z), np.empty_like(z), np.empty_like(size)
-    scale = np.empty_like(size)
+    next_z, next_size, scale = np.empty_like(z), np.empty_like(size), np.empty_like(size)
     while True:
         if turned:
             turn(gap, size, last_size, direction)
@@ -121,8 +120,9 @@ def run_conjugate(  # type: ignore[no-untyped-def]
         last_size[:] = size
         layer_product(W, slope, direction, product)
         good[:] = z
-        move_along(z, gap, direction, product, size, next_z, next_gap, next_size, length)
-        z[:], gap[:], size[:] = next_z, next_gap, next_size
+        move_along(z, gap, direction, product, size, next_z, next_size, length)
+        z[:] = next_z
+        size[:] = next_size
         made += 1
         for r in range(len(size)):
             scale[r] = floor[r] if forcing or length[r] < floor[r] else length[r]
