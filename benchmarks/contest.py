@@ -15,11 +15,13 @@ import copy
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from textwrap import fill
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -83,10 +85,16 @@ def peer(
     return Contestant(f"torchdeq {solver}{note}", run, tolerance=tolerance)
 
 
-def ours(layer: Equilibrium, x: Input, name: str) -> Contestant:
+def ours(
+    layer: Equilibrium,
+    x: Input,
+    name: str,
+    around: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Contestant:
     def run() -> Tensor:
-        z = layer(x)
-        z.square().sum().backward()
+        with around():
+            z = layer(x)
+            z.square().sum().backward()
         return z.detach()
 
     return Contestant(name, run)
@@ -152,8 +160,12 @@ def duel(
     error: float,
     goal: float,
     repetitions: int,
+    contexts: Mapping[str, Callable[[], AbstractContextManager[None]]] = MappingProxyType({}),
 ) -> list[str]:
-    """Time each at its own loosest tolerance that meets the limits of residual and error."""
+    """Time each at its own loosest tolerance that meets the limits of residual and error.
+
+    Challengers that are named in `contexts` run in these.
+    """
     referee = Referee(problem, x)
     able, written = [], []
     for solver in PEERS:
@@ -172,7 +184,9 @@ def duel(
             referee.judge(written[-1])
     mine = [
         loosest(
-            lambda tolerance, build=build, name=name: ours(build(tolerance, tolerance), x, name),
+            lambda tolerance, build=build, name=name: ours(
+                build(tolerance, tolerance), x, name, contexts.get(name, nullcontext)
+            ),
             referee,
             residual,
             error,
