@@ -28,6 +28,9 @@ from equipoise.solvers.problem import MapProblem, Work
 from equipoise.solvers.solve import Function
 
 pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("EQUIPOISE_KERNELS") == "0", reason="kernels are switched off"
+)
 
 EXACT = {torch.float32: 2e-6, torch.float64: 1e-12}
 DTYPES = list(EXACT)

@@ -1,5 +1,7 @@
 """Solves of one layer for a few samples in compiled loops end as they do without these."""
 
+import os
+
 import pytest
 import torch
 
@@ -9,6 +11,9 @@ from equipoise.solvers import Status, Stop
 from equipoise.solvers.kernels import without_kernels
 
 pytest.importorskip("numba")
+pytestmark = pytest.mark.skipif(
+    os.environ.get("EQUIPOISE_KERNELS") == "0", reason="kernels are switched off"
+)
 
 
 def make(norm=0.97, dtype=torch.float32, **options):
