@@ -38,7 +38,7 @@ MAX_KEPT = 2**25
 MAX_SERIAL, MAX_THREADS = 2**18, 4
 """A state of more numbers is left to torch if torch has more threads.
 
-Kernels run on one; a step of theirs took a fifth of the time of one thread's array operations.
+Kernels run on one. Where the border lies exactly was not measured.
 """
 LONG = 1.0
 """Compiling that takes so many seconds is worth a word."""
