@@ -97,6 +97,15 @@ def test_wide_resnet_takes_small_images_and_trains() -> None:
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("stem", ["large", "small"])
+def test_resnet_takes_grey_images_of_any_size(stem: str) -> None:
+    model = create_model("resnet-18", num_classes=3, stem=stem, input_shape=(1, 14, 14)).eval()
+    for side in (14, 9):
+        assert model(torch.randn(2, 1, side, side)).shape == (2, 3)
+    with pytest.raises(ValueError, match=r"must have shape \(batch, 1, height, width\)"):
+        model(torch.randn(2, 3, 14, 14))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
