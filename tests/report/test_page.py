@@ -345,6 +345,25 @@ def test_page_of_hostile_input_is_harmless() -> None:
     assert len(source.encode()) < 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("skipped", "note"),
+    [
+        ((3, 7), "Not drawn: 2 steps that training skipped."),
+        ((3,), "Not drawn: 1 step that training skipped and 1 value that is not finite."),
+        ((), "Not drawn: 2 values that are not finite."),
+    ],
+)
+def test_page_says_which_losses_are_missing_because_steps_were_skipped(
+    skipped: tuple[int, ...], note: str
+) -> None:
+    ordinary = run(20, 1)
+    steps = [dict(line) for line in ordinary.steps]
+    for index in (3, 7):
+        steps[index] |= {"loss": None, "skipped": index in skipped}
+    page = assert_sealed(render_report(dataclasses.replace(ordinary, steps=steps)))
+    assert note in page.words()
+
+
 @pytest.mark.parametrize("value", ["", {}, [], None, math.nan, -1, "1"], ids=repr)
 def test_page_copes_with_strange_values_anywhere(value: object) -> None:
     ordinary = run(2, 2)

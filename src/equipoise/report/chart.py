@@ -105,6 +105,7 @@ class Chart:
         log: Whether the axis of the values is logarithmic; only positive ones are drawn then.
         rule: A value to compare with.
         faint: What its faint curves are.
+        skipped: How many steps have no value because training skipped them.
     """
 
     title: str
@@ -114,6 +115,7 @@ class Chart:
     log: bool = False
     rule: Rule | None = None
     faint: str = "each logged step"
+    skipped: int = 0
 
 
 def draw(chart: Chart, number: int) -> str:
@@ -131,11 +133,14 @@ def draw(chart: Chart, number: int) -> str:
     svg = embed_svg(_plot_chart(chart, drawn), f"c{number}", words, PAINT)
     legend = render_legend([line for line, _ in drawn], chart.rule, chart.faint)
     missing = max(int((~np.isfinite(y)).sum()) for _, y in drawn)
-    note = ""
-    if missing:
-        values, verb = format_plural(missing, "value"), "is" if missing == 1 else "are"
+    skipped = min(chart.skipped, missing)
+    reasons = [f"{format_plural(skipped, 'step')} that training skipped"] if skipped else []
+    if missing > skipped:
+        count = missing - skipped
+        values, verb = format_plural(count, "value"), "is" if count == 1 else "are"
         rule = "finite and positive" if chart.log else "finite"
-        note = f"<figcaption>Not drawn: {values} that {verb} not {rule}.</figcaption>"
+        reasons.append(f"{values} that {verb} not {rule}")
+    note = f"<figcaption>Not drawn: {' and '.join(reasons)}.</figcaption>" if reasons else ""
     return f"<figure><h3>{escape(chart.title)}</h3>{legend}{svg}{note}</figure>\n"
 
 

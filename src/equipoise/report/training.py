@@ -50,7 +50,7 @@ def score_charts(report: RunReport) -> Iterator[Chart]:
             lines.append(Line(split, x, factor * y, colour, "points"))
         wide = metric.unit != "%" and _is_wide(np.concatenate([line.y for line in lines]))
         unit = metric.unit or (key if key.isidentifier() else "value")
-        yield Chart(metric.title, lines, unit, log=wide)
+        yield Chart(metric.title, lines, unit, log=wide, skipped=_count_skipped(report, key))
 
 
 def optimizer_charts(report: RunReport) -> Iterator[Chart]:
@@ -156,6 +156,12 @@ def _both_ways(report: RunReport, key: str) -> list[Line]:
     for colour, way in enumerate(("forward", "backward")):
         lines += _with_means(way, *read_column(report.steps, f"{way}_{key}"), colour)
     return lines
+
+
+def _count_skipped(report: RunReport, key: str) -> int:
+    """How many logged steps lack a value because they were skipped; a resumed one counts once."""
+    lines = (line for line in report.steps if line.get("skipped") is True)
+    return int(np.isnan(read_column(lines, key)[1]).sum())
 
 
 def _with_means(name: str, x: np.ndarray, y: np.ndarray, colour: int = 0) -> list[Line]:
