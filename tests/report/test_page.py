@@ -345,6 +345,16 @@ def test_page_of_hostile_input_is_harmless() -> None:
     assert len(source.encode()) < 1_000_000
 
 
+def test_page_of_a_network_without_equilibria_speaks_of_no_tolerance() -> None:
+    ordinary = run(20, 1)
+    assert ordinary.summary is not None
+    test = {**ordinary.summary["test"], "missed": 0, "status": {}}
+    summary = {**ordinary.summary, "test": test}
+    words = assert_sealed(render_report(dataclasses.replace(ordinary, summary=summary))).words()
+    assert "test accuracy" in words
+    assert "samples that missed the tolerance" not in words
+
+
 @pytest.mark.parametrize(
     ("skipped", "note"),
     [

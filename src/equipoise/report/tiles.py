@@ -79,6 +79,8 @@ def _missed_tiles(report: RunReport) -> Iterator[Tile]:
     for split in HELD_OUT:
         values = _final_values(report, split)
         missed, samples = to_number(values.get("missed")), to_number(values.get("samples"))
+        if values.get("status") == {}:  # nothing was solved for: there is no tolerance to miss
+            return
         if math.isfinite(missed):
             detail = f"in the {split} set"
             if math.isfinite(samples):
