@@ -345,6 +345,15 @@ def test_page_of_hostile_input_is_harmless() -> None:
     assert len(source.encode()) < 1_000_000
 
 
+def test_page_leaves_out_parts_without_parameters() -> None:
+    ordinary = run(20, 1)
+    assert ordinary.summary is not None
+    counts = {"extractor": 0, "equilibrium": 7, "total": 7}
+    summary = {**ordinary.summary, "parameters": counts}
+    words = assert_sealed(render_report(dataclasses.replace(ordinary, summary=summary))).words()
+    assert "7\u00a0equilibrium" in words
+
+
 def test_page_of_a_network_without_equilibria_speaks_of_no_tolerance() -> None:
     ordinary = run(20, 1)
     assert ordinary.summary is not None

@@ -97,7 +97,9 @@ def _summary_tiles(summary: Mapping[str, Any]) -> Iterator[Tile]:
     parameters = dict(submapping(summary, "parameters"))
     total = format_count(to_number(parameters.pop("total", None)))
     detail = ", ".join(
-        f"{format_count(to_number(count))}\u00a0{module}" for module, count in parameters.items()
+        f"{format_count(to_number(count))}\u00a0{module}"
+        for module, count in parameters.items()
+        if count != 0  # a part that this model does not have
     )
     yield Tile("parameters", total, detail)
     yield Tile("skipped steps", format_count(to_number(summary.get("skipped"))))
