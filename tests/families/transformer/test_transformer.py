@@ -108,6 +108,20 @@ def test_dropout_drops_the_same_units_of_all_tokens_and_steps():
     assert cell.eval().inject(e).inner_mask is None
 
 
+def test_first_scores_of_attention_are_moderate_and_embeddings_outweigh_the_state():
+    """Sharp scores make the step depend on the state too much; a weak input, on nothing else."""
+    torch.manual_seed(0)
+    cell = TransformerCell(128, 4, 256)
+    e = torch.randn(4, 64, 128)
+    context = cell.inject(e)
+    q, k, v = context.injection.chunk(3, dim=-1)
+    scores = (q @ k.transpose(1, 2)) / 128**0.5
+    assert scores.std() < 1.5
+    z = functional.layer_norm(torch.randn_like(e), (128,))
+    of_state = cell.attention(z).chunk(3, dim=-1)[2]
+    assert v.std() > 10 * of_state.std()
+
+
 def test_certificate_says_that_there_is_an_equilibrium_within_its_ball():
     model = make()
     statement = certify(model.equilibrium, strict=False).further[0]

@@ -18,6 +18,9 @@ from equipoise.models.attention import alibi, attend, merge_heads, split_heads
 
 __all__ = ["TransformerCell"]
 
+VALUE_GAIN = 4.0
+"""How much larger the values of the embeddings begin than their queries and keys."""
+
 
 class _Context(NamedTuple):
     """What a solve needs that does not depend on the state.
@@ -59,9 +62,11 @@ class TransformerCell(Cell):
         dropout: Fraction of units that is dropped in training: after attention, within and after
             the feed-forward part; the same ones for all tokens and all steps.
         gain: First weights of the matrices that meet the state have a standard deviation of
-            `gain / sqrt(columns)`. Those of `U` have twice `1 / sqrt(columns)`: what does not
-            depend on the state must outweigh it in the sum `z + O attention`, or the step is nearly
-            the identity up to scale, and solves are slow.
+            `gain / sqrt(columns)`. Those of `U` have four times `1 / sqrt(columns)` for values:
+            what does not depend on the state must outweigh it in the sum `z + O attention`, or the
+            step is nearly the identity up to scale, and solves are slow. For queries and keys they
+            have `1 / sqrt(columns)`: the larger these are, the more the scores of attention change
+            with the state, which is what makes solves slow later on.
 
     Shape:
         The input is `e` of shape (batch, length, features), or a pair of it and a memory of shape
@@ -93,11 +98,13 @@ class TransformerCell(Cell):
         self.expand = nn.Linear(features, inner)
         self.contract = nn.Linear(inner, features)
         self.norm2 = nn.LayerNorm(features)
-        gains = {self.attention: gain, self.injection: 2.0, self.output: 1.0}
+        gains = {self.attention: gain, self.injection: 1.0, self.output: 1.0}
         for part, own in (gains | {self.expand: gain, self.contract: gain}).items():
             nn.init.normal_(part.weight, std=own * part.in_features**-0.5)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
+        with torch.no_grad():
+            self.injection.weight[2 * features :].mul_(VALUE_GAIN)
 
     def inject(self, x: Tensor | tuple[Tensor, Tensor | None]) -> _Context:
         e, memory = x if isinstance(x, tuple) else (x, None)
