@@ -35,9 +35,14 @@ def test_step_has_the_singular_vectors_of_the_gradient_and_equal_singular_values
 def test_step_does_not_depend_on_the_scale_of_the_gradient():
     torch.manual_seed(0)
     first, gradient = torch.randn(5, 7), torch.randn(5, 7)
-    moved = [_step(nn.Parameter(first.clone()), gradient * k) for k in (1.0, 1e-12, 1e12)]
-    assert torch.allclose(moved[0], moved[1], rtol=1e-4)
-    assert torch.allclose(moved[0], moved[2], rtol=1e-4)
+    scales = (1.0, 1e-36, 1e-25, 1e-12, 1e12, 1e30)
+    moved = [_step(nn.Parameter(first.clone()), gradient * k) for k in scales]
+    for other in moved[1:]:
+        assert torch.allclose(moved[0], other, rtol=1e-4)
+
+
+def test_parameters_without_entries_are_left_alone():
+    assert _step(nn.Parameter(torch.zeros(0, 3)), torch.zeros(0, 3)).shape == (0, 3)
 
 
 def test_zero_gradient_moves_nothing_and_weight_decay_shrinks():
@@ -101,6 +106,41 @@ def test_matrices_and_kernels_are_hidden_but_not_the_classifier_and_embeddings()
         "equilibrium.cell.inputs.0.weight",
     }
     assert hidden_matrices(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2))) == {"1.weight"}
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("monotone-digits", {"head.weight"}),
+        ("monotone-cifar10-170k", {"head.2.weight"}),
+        ("well-posed-table", {"head.weight"}),
+        ("opteq-table", {"head.weight"}),
+        ("lipschitz-table", {"equilibrium.cell.inner.operator.W_o"}),
+        ("mlp-table", {"classifier.weight"}),
+        ("fcn-cityscapes", {"classifier.classifier.weight"}),
+        ("multiscale-digits", {"head.classifier.weight"}),
+        ("transformer-tiny", {"embedding.weight"}),
+    ],
+)
+def test_of_the_matrices_of_a_family_only_the_last_map_is_not_hidden(name, last):
+    model = equipoise.create_model(name)
+    weights = dict(model.named_parameters())
+    matrices = {name for name, weight in weights.items() if weight.squeeze().dim() > 1}
+    assert matrices - hidden_matrices(model) == last
+
+
+def test_last_maps_of_an_implicit_relu_network_are_not_hidden():
+    model = equipoise.create_model("relu-implicit", num_classes=3)
+    assert hidden_matrices(model) == {"equilibrium.cell.A", "equilibrium.cell.V"}
+
+
+@pytest.mark.parametrize("name", ["imaging-gradient", "dnn-cifar10-199k", "multiscale-digits"])
+def test_biases_and_scales_of_channels_are_not_hidden(name):
+    model = equipoise.create_model(name)
+    weights = dict(model.named_parameters())
+    vectors = {name for name, weight in weights.items() if weight.squeeze().dim() < 2}
+    assert any(weights[name].dim() > 1 for name in vectors)
+    assert not vectors & hidden_matrices(model)
 
 
 def test_learning_rates_and_decay_by_group_are_kept():

@@ -17,6 +17,8 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5
 """After these, singular values above 0.3 % of the largest lie between about 0.7 and 1.2."""
 
+LAST_PARTS = ("classifier", "head")
+
 
 @final
 class Muon(torch.optim.Optimizer):
@@ -87,10 +89,15 @@ class Muon(torch.optim.Optimizer):
 
 def _orthogonalize(matrix: Tensor) -> Tensor:
     """Return `U V^H`, nearly, of a matrix `U S V^H`; zero for zero."""
+    if not matrix.numel():
+        return matrix
     a, b, c = COEFFICIENTS
     tall = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.mH if tall else matrix
-    x = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
+    tiny = torch.finfo(x.dtype).tiny
+    # By the largest entry first: the squares of small ones would be zero, and so would the norm.
+    x = x / x.abs().amax().clamp(min=tiny)
+    x = x / torch.linalg.vector_norm(x).clamp(min=tiny)
     for _ in range(ITERATIONS):
         gram = x @ x.mH
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -100,16 +107,26 @@ def _orthogonalize(matrix: Tensor) -> Tensor:
 def hidden_matrices(model: nn.Module) -> set[str]:
     """Return the names of the parameters that Muon orthogonalises.
 
-    They are those with two and more dimensions, without embeddings and the last map of a model, its
-    `classifier`, for which the method is not meant.
+    They are the matrices and kernels, without embeddings and the last map of a model, for which the
+    method is not meant: the last matrix of a part called `classifier` or `head`, and those that a
+    module names in an attribute `last_maps`. What has one row or one column, as a bias for each
+    channel, is no matrix.
 
     Args:
         model: Whose parameters.
     """
-    found = set[str]()
+    found, last = set[str](), dict[str, str]()
     for prefix, module in model.named_modules():
-        if isinstance(module, nn.Embedding) or "classifier" in prefix.split("."):
+        if isinstance(module, nn.Embedding):
             continue
-        own = module.named_parameters(prefix, recurse=False)
-        found.update(name for name, weight in own if weight.dim() > 1)
-    return found
+        words = prefix.split(".")
+        part = next((at for at, word in enumerate(words, 1) if word in LAST_PARTS), 0)
+        for name, weight in module.named_parameters(prefix, recurse=False):
+            own = name.rpartition(".")[2]
+            if weight.dim() < 2 or own in getattr(module, "last_maps", ()):
+                continue
+            if len(weight) > 1 and weight.numel() > len(weight):
+                found.add(name)
+                if part:
+                    last[".".join(words[:part])] = name
+    return found - set(last.values())

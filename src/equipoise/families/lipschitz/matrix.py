@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,6 +69,8 @@ class LipschitzMatrix(MonotoneMatrix):
         gamma: The Lipschitz constant, positive.
         margin: `m`, positive.
     """
+
+    last_maps: ClassVar[tuple[str, ...]] = ("W_o",)
 
     def __init__(
         self,

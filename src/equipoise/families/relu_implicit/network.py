@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,8 @@ class ReluImplicitNetwork(Model):
     Shape:
         (batch, *input_shape) to (batch, outputs).
     """
+
+    last_maps: ClassVar[tuple[str, ...]] = ("u", "v")
 
     def __init__(
         self,
