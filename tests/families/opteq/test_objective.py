@@ -198,6 +198,19 @@ def test_an_open_sample_takes_nothing_from_the_others(monkeypatch: pytest.Monkey
     assert torch.equal(found[[0, 2]], expected[[0, 2]])
 
 
+@pytest.mark.parametrize("hidden", [12, 4])  # found by a search, and in closed form
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_states_that_are_not_finite_have_no_value(hidden: int, number: float) -> None:
+    layer, x = opteq(hidden, 5, "relu")
+    problem = objective(layer, x)
+    z = problem.step(normal(3, 5))
+    expected = problem.value(z)
+    z[1, 0] = number
+    found = problem.value(z)
+    assert found[1].isnan()
+    torch.testing.assert_close(found[[0, 2]], expected[[0, 2]])
+
+
 def test_a_search_that_does_not_end_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = opteq(12, 5, "tanh")
     problem = objective(layer, x)

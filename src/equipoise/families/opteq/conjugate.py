@@ -267,13 +267,19 @@ def objective_value(potential: Potential, z: Tensor, tolerance: float) -> Tensor
 
     If `W^T` is injective, in closed form: `z = W^T q/mu` has one solution `q`, and
     `psi*(z) = (1/mu) (1^T S*(q) - <c, q>)`, which is OptEq's eq. 4 for the ReLU. Otherwise through
-    `conjugate`.
+    `conjugate`. Samples whose state or input is not finite are NaN, as infinity has no place in
+    either.
 
     Args:
         potential: The layer.
         z: Shape (batch, m), float64.
         tolerance: As for `conjugate`.
     """
+    finite = (z.isfinite() & potential.adjoint(potential.c).isfinite()).all(dim=1)
+    if not bool(finite.all()):
+        found = torch.full_like(z[:, 0], math.nan)
+        found[finite] = objective_value(potential.select_rows(finite), z[finite], tolerance)
+        return found
     W = potential.matrix
     inverse = None if W is None or W.shape[0] > W.shape[1] else _right_inverse(W)
     square = z.square().sum(dim=1) / 2
