@@ -182,3 +182,11 @@ def test_multiscale_cell_refuses_sides_that_its_resolutions_do_not_divide() -> N
         layer(torch.randn(1, 2, 6, 8))
     with pytest.raises(ValueError, match=r"have shape \(batch, 2, height, width\)"):
         layer(torch.randn(1, 3, 8, 8))
+
+
+def test_last_image_alone_is_normalised_even_where_it_has_one_pixel() -> None:
+    cell = _cell()
+    step = Equilibrium(cell).map(torch.randn(1, 2, 4, 4))
+    z = tuple(torch.randn(1, own, 4 >> k, 4 >> k) for k, own in enumerate(cell.channels))
+    assert z[-1].shape[2:] == (1, 1)
+    assert all(bool(one.isfinite().all()) for one in step(z))

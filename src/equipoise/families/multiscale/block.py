@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equipoise.models.group_norm import GroupNorm
 from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 
 __all__ = ["Kernels", "ResidualBlock", "fusion_map"]
@@ -43,9 +44,9 @@ class ResidualBlock(nn.Module):
         inner = expansion * channels
         self.widen = NormalizedConvolution(channels, inner, 3, normalization=normalization)
         self.narrow = NormalizedConvolution(inner, channels, 3, normalization=normalization)
-        self.norm1 = nn.GroupNorm(groups, inner)
-        self.norm2 = nn.GroupNorm(groups, channels)
-        self.norm3 = nn.GroupNorm(groups, channels)
+        self.norm1 = GroupNorm(groups, inner)
+        self.norm2 = GroupNorm(groups, channels)
+        self.norm3 = GroupNorm(groups, channels)
 
     def forward(
         self, z: Tensor, x: Tensor | None, mask: Tensor | None, kernels: Kernels | None
@@ -85,13 +86,13 @@ def fusion_map(channels: tuple[int, ...], source: int, target: int, groups: int)
     if source > target:
         return nn.Sequential(
             nn.Conv2d(into, out, 1, bias=False),
-            nn.GroupNorm(groups, out),
+            GroupNorm(groups, out),
             nn.Upsample(scale_factor=2 ** (source - target), mode="nearest"),
         )
     parts: list[nn.Module] = []
     for scale in range(source + 1, target + 1):
         wide = out if scale == target else into
-        parts += [nn.Conv2d(into, wide, 3, 2, padding=1, bias=False), nn.GroupNorm(groups, wide)]
+        parts += [nn.Conv2d(into, wide, 3, 2, padding=1, bias=False), GroupNorm(groups, wide)]
         if scale < target:
             parts.append(nn.ReLU(inplace=True))
     return nn.Sequential(*parts)

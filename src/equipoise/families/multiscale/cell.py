@@ -19,6 +19,7 @@ from equipoise.core.validate import (
 from equipoise.families.multiscale.block import Kernels, ResidualBlock, fusion_map
 from equipoise.layers.cell import Cell
 from equipoise.layers.dropout import VariationalDropout
+from equipoise.models.group_norm import GroupNorm
 from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 
 __all__ = ["Injected", "MultiscaleCell"]
@@ -108,7 +109,7 @@ class MultiscaleCell(Cell):
         self.mix = nn.ModuleList(
             NormalizedConvolution(own, own, 1, normalization=normalization) for own in channels
         )
-        self.norms_out = nn.ModuleList(nn.GroupNorm(max(1, groups // 2), own) for own in channels)
+        self.norms_out = nn.ModuleList(GroupNorm(max(1, groups // 2), own) for own in channels)
         self._draw_(deviation, gain)
 
     def _draw_(self, deviation: float, gain: float) -> None:
@@ -118,7 +119,7 @@ class MultiscaleCell(Cell):
             elif isinstance(part, nn.Conv2d):
                 nn.init.normal_(part.weight, std=deviation)
         last = [
-            [part for part in fusion.modules() if isinstance(part, nn.GroupNorm)][-1]
+            [part for part in fusion.modules() if isinstance(part, GroupNorm)][-1]
             for name, fusion in self.fusion.items()
             if not name.startswith("0_")  # the input comes through the finest resolution
         ]

@@ -16,6 +16,7 @@ from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement, significant
 from equipoise.layers.dropout import VariationalDropout
 from equipoise.layers.lipschitz import Bound, Part, round_up
+from equipoise.models.group_norm import GroupNorm
 from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 from equipoise.operators.convolution_norm import convolution_bound
 
@@ -96,9 +97,9 @@ class ResidualCell(Cell):
             for sizes in ((channels, inner), (inner, channels))
         )
         self.normalization = normalization
-        self.norm1 = nn.GroupNorm(groups, inner)
-        self.norm2 = nn.GroupNorm(groups, channels)
-        self.norm3 = nn.GroupNorm(groups, channels)
+        self.norm1 = GroupNorm(groups, inner)
+        self.norm2 = GroupNorm(groups, channels)
+        self.norm3 = GroupNorm(groups, channels)
         self.dropout = VariationalDropout(dropout, owner="ResidualCell.dropout")
         for part in (self.conv1, self.conv2):
             part.draw_(deviation)
