@@ -108,7 +108,7 @@ def test_runs_of_one_step_have_a_rate(name):
         ),
         (
             lambda: OptimizerConfig("adamm"),
-            "optimizer.name must be one of adam, adamw, muon, sgd; got 'adamm'. Did you mean 'adam'",
+            "optimizer.name must be one of adam, adamw, muon, sgd; got 'adamm'. Did you mean 'adam",
         ),
         (
             lambda: OptimizerConfig(learning_rate=math.nan),
