@@ -1,5 +1,8 @@
 """Muon: steps of matrices that are orthogonal, and of the size of AdamW's."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -151,3 +154,17 @@ def test_learning_rates_and_decay_by_group_are_kept():
     assert found[True, 0.5, 0.1] == 1
     assert found[True, 1.0, 0.1] == 2
     assert sum(found.values()) == len(list(net.parameters()))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
+def test_copy_takes_the_same_steps(copied):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    pair = net, make_optimizer(net, OptimizerConfig("muon"))
+    x = torch.randn(4, 5)
+    results = []
+    for own, optimizer in (copied(pair), pair):
+        own(x).square().sum().backward()
+        optimizer.step()
+        results.append([weight.detach() for weight in own.parameters()])
+    assert all(map(torch.equal, *results))

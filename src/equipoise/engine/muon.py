@@ -52,6 +52,9 @@ class Muon(torch.optim.Optimizer):
         self._adamw = torch.optim.AdamW(others, lr, betas, eps) if others else None
         super().__init__(made, {"lr": lr, "momentum": momentum})
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_adamw": self._adamw}
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one step.
