@@ -18,6 +18,10 @@ from equipoise.solvers.protocol import SOLVERS, Move, Point, Rule, Solver
 __all__ = ["ConjugateGradient"]
 
 
+MAX_COMPILED = 2**20
+"""Larger states are left to torch, whose step keeps fewer copies of them."""
+
+
 @final
 @SOLVERS.register("conjugate_gradient")
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class ConjugateGradient(Solver):
     combines = True
 
     def start(self, problem: Problem, z: Tensor, f: Tensor) -> Rule:
-        kernels = find_kernels(z)
+        kernels = find_kernels(z) if z.numel() <= MAX_COMPILED else None
         return _Conjugate(problem) if kernels is None else _CompiledConjugate(problem, kernels)
 
 
