@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -257,9 +258,7 @@ class CellEquation(Equation):
         self.symmetric = cell.symmetric
         self.linearize_keeps_graph = cell.linearize_keeps_graph
         # Asked only where the value comes with its history.
-        self.linearize_is_step = (
-            self.linearize_keeps_graph and lower is None and _linearizes_its_step(cell)
-        )
+        self.linearize_is_step = self.linearize_keeps_graph and _linearizes_its_step(cell)
         self.can_drop_rows = not cell.coupled
         self.coupled_name = f"{type(cell).__name__}.coupled"
         self.training = cell.training
@@ -357,7 +356,7 @@ class CellEquation(Equation):
     def _flat(
         self, function: Callable[[Tree, Tree], Tree], args: Sequence[Tensor]
     ) -> Callable[[Tensor], Tensor]:
-        layout, lower, name = self.layout, self.lower, self.cell._step_name
+        layout, name = self.layout, self.cell._step_name
         context = self._context(args)
 
         def step(z: Tensor) -> Tensor:
@@ -367,10 +366,10 @@ class CellEquation(Equation):
             return layout.pack(function(z, context), name, z.shape[0])
 
         def step_lower(z: Tensor) -> Tensor:
-            with torch.autocast(z.device.type, lower):
+            with self._precision():
                 return step(z)
 
-        if lower is not None:
+        if self.lower is not None:
             return step_lower
         return step_matrix if layout.is_matrix else step
 
@@ -379,8 +378,15 @@ class CellEquation(Equation):
 
     def declared(self, z: Tensor, args: Sequence[Tensor]) -> Linearization | None:
         held = self.holding(args)
-        local = held.cell.linearize(self.layout.unpack(z), self._context(args))
+        with self._precision():
+            local = held.cell.linearize(self.layout.unpack(z), self._context(args))
         return None if local is None else self._flatten(local)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        """Within it the cell computes as low as it may."""
+        if self.lower is None:
+            return nullcontext()
+        return torch.autocast(self.layout.device.type, self.lower)
 
     def reduced(self, z: Tensor, args: Sequence[Tensor], work: Work) -> Reduced | None:
         if getattr(self.cell.coordinates, "__func__", None) is Cell.coordinates:
@@ -395,7 +401,7 @@ class CellEquation(Equation):
         return Reduced(problem, found.start, None, found.decode)
 
     def compiled(self, z: Tensor, args: Sequence[Tensor]) -> CompiledRuns | None:
-        plain = self.layout.is_matrix and self.linearize_is_step
+        plain = self.layout.is_matrix and self.lower is None and self.linearize_is_step
         if not plain or any(map(is_wrapped, args)):
             return None
         return self.holding(args).cell.compiled_runs(z, self._context(args))
@@ -404,21 +410,34 @@ class CellEquation(Equation):
         layout = self.layout
 
         def flat(product: Callable[[Tree], Tree]) -> Callable[[Tensor], Tensor]:
+            def flat_product(v: Tensor) -> Tensor:
+                return layout.pack(product(layout.unpack(v)), "Cell.linearize")
+
+            def lower_product(v: Tensor) -> Tensor:
+                with self._precision():
+                    return flat_product(v)
+
+            if self.lower is not None:
+                return lower_product
             if layout.is_matrix:
                 return lambda v: layout.pack(product(v), "Cell.linearize")
-            return lambda v: layout.pack(product(layout.unpack(v)), "Cell.linearize")
+            return flat_product
 
+        plain = layout.is_matrix and self.lower is None
         select_rows = local.select_rows
+        with self._precision():
+            value = layout.pack(local.value, "Cell.linearize")
+            graph = None if local.graph is None else layout.pack(local.graph, "Cell.linearize")
         return Linearization(
-            value=layout.pack(local.value, "Cell.linearize"),
+            value=value,
             jvp=flat(local.jvp),
             vjp=flat(local.vjp),
             select_rows=None
             if select_rows is None
             else lambda rows: self._flatten(select_rows(rows)),
-            graph=None if local.graph is None else layout.pack(local.graph, "Cell.linearize"),
-            reduce=local.reduce if layout.is_matrix else None,
-            compiled=local.compiled if layout.is_matrix else None,
+            graph=graph,
+            reduce=local.reduce if plain else None,
+            compiled=local.compiled if plain else None,
         )
 
 

@@ -39,9 +39,9 @@ FindStarts = Callable[[Tensor], StartStates | None]
 class Equilibrium(nn.Module):
     """Return the solution of `z = cell.step(z, cell.inject(x))` for each sample of a batch.
 
-    Under autocast the injection runs in the lower precision; the solve runs in float32 unless the
-    tolerance is ten times coarser than the lower precision, since it could not be reached
-    otherwise.
+    Under autocast the injection runs in the lower precision. So does the cell within the solves, if
+    the tolerance is at least twice the lower precision (0.016 for bfloat16), since it could not be
+    reached otherwise; states, their residuals and what solvers keep stay in float32.
 
     Args:
         cell: What is iterated.
@@ -189,8 +189,9 @@ class Equilibrium(nn.Module):
         lower = None
         if torch.is_autocast_enabled(device):
             lower = torch.get_autocast_dtype(device)
-            lower = None if settings.stop.tolerance < 10 * torch.finfo(lower).eps else lower
-            for tree in (context, state):
+            lower = None if settings.stop.tolerance < 2 * torch.finfo(lower).eps else lower
+            # A solve that runs low takes what was injected as it is.
+            for tree in (context, state) if lower is None else (state,):
                 tree.leaves = [_float(leaf) for leaf in tree.leaves]
         if torch.is_inference_mode_enabled():
             # Newton's method and the cell's own derivatives need recording, which inference tensors

@@ -28,10 +28,10 @@ def is_recorded(value: Tensor) -> bool:
 def plus(value: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """Return `value + alpha other`, in the memory of `value` unless that is recorded.
 
-    `value` must be the caller's own.
+    `value` must be the caller's own. Under autocast its precision is that of the sum.
     """
     return (
-        torch.add(value, other, alpha=alpha)
+        torch.add(value, other.to(value.dtype), alpha=alpha)
         if is_recorded(value)
         else value.add_(other, alpha=alpha)
     )

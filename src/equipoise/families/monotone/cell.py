@@ -331,10 +331,11 @@ class ReflectionCell(MonotoneCell):
         operator, t = self.operator, self.fraction
         reflected = self._reflect(z, a)
         b = torch.add(reflected, c, alpha=a)
-        if is_recorded(b):
-            moved = 2 * resolve(operator, weights, factors, a, b) - reflected
-        else:
-            moved = operator.reflect_with(factors, b, reflected)
+        with full_precision(z.device.type):  # as the factors are
+            if is_recorded(b):
+                moved = 2 * resolve(operator, weights, factors, a, b) - reflected
+            else:
+                moved = operator.reflect_with(factors, b, reflected)
         return moved if t == 1 else torch.lerp(z, moved, t)
 
     def _reflect(self, u: Tensor, a: float) -> Tensor:
@@ -354,15 +355,19 @@ class ReflectionCell(MonotoneCell):
     def _linearization(
         self, value: Tensor, reflected: Tensor, factors: OperatorWeights
     ) -> Linearization:
-        resolve_with, t = self.operator.resolve_with, self.fraction
+        t = self.fraction
+
+        def resolved(v: Tensor, *, transpose: bool) -> Tensor:
+            with full_precision(v.device.type):
+                return self.operator.resolve_with(factors, v, transpose=transpose)
 
         def push(v: Tensor) -> Tensor:
             w = v * reflected
-            moved = 2 * resolve_with(factors, w, transpose=False) - w
+            moved = 2 * resolved(w, transpose=False) - w
             return moved if t == 1 else torch.lerp(v, moved, t)
 
         def pull(v: Tensor) -> Tensor:
-            moved = (2 * resolve_with(factors, v, transpose=True) - v) * reflected
+            moved = (2 * resolved(v, transpose=True) - v) * reflected
             return moved if t == 1 else torch.lerp(v, moved, t)
 
         return Linearization(

@@ -42,10 +42,16 @@ class LinearLayer(NamedTuple):
 
 
 def add_skip(value: Tensor, z: Tensor, rest: Tensor | float | None) -> Tensor:
-    """Return `value + rest z`; `value` must be the caller's own."""
+    """Return `value + rest z`; `value` must be the caller's own.
+
+    Under autocast the sum keeps the precision of the state.
+    """
     if isinstance(rest, Tensor):
-        return torch.addcmul(value, z, rest)
-    return plus(value, z, rest) if rest else value
+        return torch.addcmul(value.to(z.dtype), z, rest)
+    if not rest:
+        return value
+    same = value.dtype == z.dtype
+    return plus(value, z, rest) if same else torch.add(value, z, alpha=rest)
 
 
 def linearize_layers(
