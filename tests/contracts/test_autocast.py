@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from equipoise import Equilibrium, OptEq, OptEqConv2d, Stop, create_model
+from equipoise import Cell, Equilibrium, Implicit, OptEq, OptEqConv2d, Stop, create_model
 
 LOOSE, TIGHT = 0.016, 0.015
 """On either side of twice bfloat16's precision."""
@@ -120,3 +120,63 @@ def test_tight_layer_solves_in_float32(name):
         run(layer, x, torch.bfloat16)
     assert torch.float32 in seen.dtypes
     assert (layer.last.residual <= TIGHT).all()
+
+
+class Affine(Cell):
+    """`z = W z + c`, which declares its Lipschitz constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        Q = torch.linalg.qr(torch.randn(8, 8)).Q
+        self.W = nn.Parameter(0.8 * Q)
+
+    def inject(self, x: Tensor) -> Tensor:
+        return x
+
+    def step(self, z: Tensor, context: Tensor) -> Tensor:
+        return z @ self.W.T + context
+
+    def lipschitz(self) -> float:
+        return 0.8001
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": Stop(0.02, max_steps=100, tolerance_on="error")},
+        {"tolerance": 0.02, "gradient": Implicit(tolerance=1e-5)},
+    ],
+    ids=["tolerance on the error", "tight adjoint"],
+)
+def test_other_tolerances_keep_a_solve_in_float32(options):
+    torch.manual_seed(0)
+    layer, x = Equilibrium(Affine(), **options), torch.randn(6, 8)
+    with Products() as seen:
+        run(layer, x, torch.bfloat16)
+    assert seen.dtypes == {torch.float32}
+    assert layer.last.error_bound is not None
+
+
+def test_rounded_residual_proves_no_error_bound():
+    torch.manual_seed(0)
+    layer, x = Equilibrium(Affine(), tolerance=0.02), torch.randn(6, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    assert layer.last.error_bound is None
+    layer(x)
+    assert layer.last.error_bound is not None
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-8, 1.0, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradient_is_right_at_any_scale(dtype, scale):
+    torch.manual_seed(0)
+    layer, x = Equilibrium(Affine(), tolerance=0.02), torch.randn(6, 8)
+    gradients = []
+    for lower in (None, dtype):
+        layer.zero_grad()
+        with torch.autocast("cpu", lower, enabled=lower is not None):
+            z = layer(x)
+        (z.sum() * scale).backward()
+        gradients.append(layer.cell.W.grad.clone())
+    assert error(gradients[1] / scale, gradients[0] / scale) < 0.05

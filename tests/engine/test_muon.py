@@ -132,6 +132,22 @@ def test_of_the_matrices_of_a_family_only_the_last_map_is_not_hidden(name, last)
     assert matrices - hidden_matrices(model) == last
 
 
+@pytest.mark.parametrize("first", ["embedding", "linear"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_matrix_tied_to_an_embedding_is_one(first, kind):
+    embedding, linear = kind(5, 4), nn.Linear(4, 5)
+    linear.weight = embedding.weight
+    parts = {"embedding": embedding, "linear": linear, "hidden": nn.Linear(4, 4)}
+    model = nn.ModuleDict({first: parts.pop(first), **parts})
+    assert hidden_matrices(model) == {"hidden.weight"}
+
+
+def test_matrix_tied_to_the_last_map_is_one():
+    encoder, classifier = nn.Linear(4, 5), nn.Linear(4, 5)
+    encoder.weight = classifier.weight
+    assert not hidden_matrices(nn.ModuleDict({"encoder": encoder, "classifier": classifier}))
+
+
 def test_last_maps_of_an_implicit_relu_network_are_not_hidden():
     model = equipoise.create_model("relu-implicit", num_classes=3)
     assert hidden_matrices(model) == {"equilibrium.cell.A", "equilibrium.cell.V"}

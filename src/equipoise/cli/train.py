@@ -149,7 +149,10 @@ def train_and_tell(folder: Path, source: str | Path, train: Callable[[], Summary
             "scores are theirs"
         )
     if summary.skipped:
-        print(f"{count(summary.skipped, 'step')} skipped, because a solve diverged or met NaN")
+        print(
+            f"{count(summary.skipped, 'step')} skipped, because a solve failed or something was "
+            "not finite"
+        )
     if summary.bad_samples:
         who = "it" if summary.bad_samples == 1 else "they"
         print(

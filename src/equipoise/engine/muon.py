@@ -118,18 +118,23 @@ def hidden_matrices(model: nn.Module) -> set[str]:
     Args:
         model: Whose parameters.
     """
-    found, last = set[str](), dict[str, str]()
+    found, last, others = dict[str, Tensor](), dict[str, Tensor](), list[Tensor]()
     for prefix, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            others.append(module.weight)
             continue
         words = prefix.split(".")
         part = next((at for at, word in enumerate(words, 1) if word in LAST_PARTS), 0)
         for name, weight in module.named_parameters(prefix, recurse=False):
             own = name.rpartition(".")[2]
-            if weight.dim() < 2 or own in getattr(module, "last_maps", ()):
+            if weight.dim() < 2:
                 continue
-            if len(weight) > 1 and weight.numel() > len(weight):
-                found.add(name)
+            if own in getattr(module, "last_maps", ()):
+                others.append(weight)
+            elif len(weight) > 1 and weight.numel() > len(weight):
+                found[name] = weight
                 if part:
-                    last[".".join(words[:part])] = name
-    return found - set(last.values())
+                    last[".".join(words[:part])] = weight
+    # By identity: a weight that is tied to one of these is what that is.
+    excluded = {id(weight) for weight in (*others, *last.values())}
+    return {name for name, weight in found.items() if id(weight) not in excluded}

@@ -46,8 +46,8 @@ class TrainConfig:
         seed: The seed of everything random: the initial weights, the order of the data, and so on.
         clip: Largest norm of the gradient of all weights together; longer ones are scaled down. 0
             does not clip.
-        precision: What autocast may compute in; solves do so if their tolerance is at least twice
-            that precision, 0.016 for bfloat16.
+        precision: What autocast may compute in; solves do so in bfloat16, if their tolerance is at
+            least 0.016.
         ema: Decay of the running average of the weights, which is evaluated and kept in place of
             the last weights; 0 keeps no average.
         patience: Evaluations without a better score on the held-out samples after which the run

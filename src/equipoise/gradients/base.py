@@ -90,7 +90,8 @@ class Plan:
             tighten(problem, flat, self.lipschitz)
         value: Tensor = flat.value
         flat.value = value.clone()  # the caller may write to the layer's output
-        offer_error(problem, flat, self.lipschitz)
+        # A residual that was rounded as the lower precision is proves nothing.
+        offer_error(problem, flat, self.lipschitz if self.equation.lower is None else None)
         if self.starts is not None:
             self.starts.keep("forward", flat)
         self.solution = unpack_solution(flat, self.equation.layout)
@@ -152,10 +153,12 @@ class Gradient(ABC):
         exact: Whether the derivatives, of every order, are those of the value that is returned.
         depends_on_start: Whether the value that is returned, or its derivatives, are those of the
             steps from the start, and not of the equilibrium alone.
+        tolerance: That of the adjoint solve, if it has one of its own.
     """
 
     exact: ClassVar[bool] = False
     depends_on_start: ClassVar[bool] = False
+    tolerance: float | None = None
 
     @abstractmethod
     def attach(self, plan: Plan, z0: Tensor, args: Sequence[Tensor]) -> Tensor:

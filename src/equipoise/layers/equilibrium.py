@@ -39,9 +39,10 @@ FindStarts = Callable[[Tensor], StartStates | None]
 class Equilibrium(nn.Module):
     """Return the solution of `z = cell.step(z, cell.inject(x))` for each sample of a batch.
 
-    Under autocast the injection runs in the lower precision. So does the cell within the solves, if
-    the tolerance is at least twice the lower precision (0.016 for bfloat16), since it could not be
-    reached otherwise; states, their residuals and what solvers keep stay in float32.
+    Under autocast the injection runs in the lower precision. In bfloat16 so does the cell within
+    the solves, if their tolerances are at least twice its precision (0.016), since they could not
+    be reached otherwise. States and what solvers keep stay in float32; residuals are those of the
+    rounded step, and the true ones may be two or three times as large.
 
     Args:
         cell: What is iterated.
@@ -188,8 +189,7 @@ class Equilibrium(nn.Module):
         device = next((leaf.device.type for leaf in [*context.leaves, *state.leaves]), "cpu")
         lower = None
         if torch.is_autocast_enabled(device):
-            lower = torch.get_autocast_dtype(device)
-            lower = None if settings.stop.tolerance < 2 * torch.finfo(lower).eps else lower
+            lower = settings.lower_precision(device)
             # A solve that runs low takes what was injected as it is.
             for tree in (context, state) if lower is None else (state,):
                 tree.leaves = [_float(leaf) for leaf in tree.leaves]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple, TypedDict, get_args
 
+import torch
+
 from equipoise.core.registry import choose
 from equipoise.core.validate import SettingError, require_type
 from equipoise.gradients.base import GRADIENTS, Gradient
@@ -64,6 +66,23 @@ class Settings(NamedTuple):
     stop: Stop
     on_failure: OnFailure
     states_gradient: Gradient | None = None
+
+    def lower_precision(self, device: str) -> torch.dtype | None:
+        """Return the precision, lower than float32, that solves may run in under autocast, if any.
+
+        It must allow the tolerances: twice bfloat16's precision is about what a residual can reach.
+        A tolerance on the error asks for proofs, which rounding would spoil, and small adjoints
+        vanish in float16.
+
+        Args:
+            device: The type of device.
+        """
+        lower = torch.get_autocast_dtype(device)
+        if lower != torch.bfloat16 or self.stop.tolerance_on == "error":
+            return None
+        own = [g.tolerance for g in (self.gradient, self.states_gradient) if g is not None]
+        tolerances = [self.stop.tolerance, *(each for each in own if each is not None)]
+        return lower if min(tolerances) >= 2 * torch.finfo(lower).eps else None
 
     def refined(self, owner: str, options: Mapping[str, Any]) -> Settings:
         """Return the settings with some options changed.

@@ -114,6 +114,7 @@ class Equation(ABC):
         drifts: Whether evaluating moves the map, as power iterations on a weight do.
         coupled_name: What to set to True if samples depend on each other, for error messages.
         training: Whether a module in training mode is behind it.
+        lower: The precision in which the map computes, if that is lower than its values'.
     """
 
     rows: tuple[bool, ...] = ()
@@ -127,6 +128,7 @@ class Equation(ABC):
     drifts: bool = False
     coupled_name: str = "coupled"
     training: bool = False
+    lower: torch.dtype | None = None
 
     @abstractmethod
     def bind(self, args: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
