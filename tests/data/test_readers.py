@@ -442,7 +442,10 @@ def test_data_set_gives_some_of_its_samples_and_classes():
         "ignore": None,
         "columns": (),
         "tokens": None,
+        "value_range": (0.0, 1.0),
     }
+    assert replace(data, x=255 * data.x - 9).about()["value_range"] == (-9.0, 246.0)
+    assert replace(data, x=data.x.byte()).about()["value_range"] == (0.0, 1.0)
 
 
 def test_numpy_targets_are_numbers_to_predict(tmp_path: Path) -> None:

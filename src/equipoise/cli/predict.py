@@ -58,6 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Predict for files."""
     from equipoise.data import DataError
+    from equipoise.engine.input_scale import warn_of_scale
     from equipoise.engine.inputs import read_inputs, read_texts
     from equipoise.engine.predict import predict, write_predictions
     from equipoise.engine.tasks import ImageAnswer, LabelAnswer
@@ -98,6 +99,7 @@ def run(arguments: Namespace) -> int:
         deep=task.answer_type is ImageAnswer,
         on_bad_file=tell_bad,
     )
+    files = warn_of_scale(files, run.about.value_range)
     inputs = chain(read_texts(arguments.text, run.vocabulary), files) if arguments.text else files
     if task.answer_type is ImageAnswer:
         inputs = _tell_losses(inputs, grey=run.config.data.greyscale or run.about.shape[0] == 1)

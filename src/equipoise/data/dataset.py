@@ -51,6 +51,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         bad: Where samples that cannot be read are noted, which `gather` then does without; `None`
             raises their errors.
         one_by_one: Whether samples differ in shape, so that each is a batch of its own.
+        value_range: The least and the largest number of images, if only that is known of them; of
+            samples in memory, `about` finds them.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
     encoding: Encoding | None = None
     bad: BadSamples | None = None
     one_by_one: bool = False
+    value_range: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         choose("Dataset.task", self.task, TASKS)
@@ -177,7 +180,17 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
         """Return what is known about the samples, as plain values."""
         names = ("name", "task", "classes", "shape", "ignore", "columns", "tokens")
         encoding = {} if self.encoding is None else {"encoding": self.encoding.to_dict()}
-        return {name: getattr(self, name) for name in names} | encoding
+        found = self._find_range()
+        values = {} if found is None else {"value_range": found}
+        return {name: getattr(self, name) for name in names} | encoding | values
+
+    def _find_range(self) -> tuple[float, float] | None:
+        if self.x is None or len(self.shape) != 3 or not self.x.numel():
+            return self.value_range
+        if self.x.dtype == torch.uint8:
+            return 0.0, 1.0  # what bytes become
+        low, high = self.x.aminmax()
+        return float(low), float(high)
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return a data set of some of the samples, in the order given.

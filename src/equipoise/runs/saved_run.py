@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from equipoise.core import SettingError, SourceError, choose
+from equipoise.core import SettingError, SourceError, choose, require_finite
 from equipoise.data import DATASETS, Dataset, Encoding, Loading, Transform
 from equipoise.data.vocabulary import TOKENS, Vocabulary
 from equipoise.engine import (
@@ -172,6 +172,11 @@ def read_about(values: dict[str, Any]) -> Dataset:
     odd += ["classes"] * any(not isinstance(name, str) for name in values["classes"])
     odd += ["shape"] * any(type(side) is not int or side < 1 for side in values["shape"])
     encoding = values.get("encoding")  # only tables have one
+    value_range = values.get("value_range")  # only images in memory have one
+    if value_range is not None:
+        odd += ["value_range"] * (not isinstance(value_range, list) or len(value_range) != 2)
+        for number in value_range:
+            require_finite("value_range of its data", number)
     if odd:
         raise ValueError(f"{odd[0]} of its data cannot be {values[odd[0]]!r}")
     empty = torch.zeros(0, dtype=torch.int64)
@@ -187,4 +192,5 @@ def read_about(values: dict[str, Any]) -> Dataset:
         columns=tuple(columns),
         tokens=tokens,
         encoding=None if encoding is None else Encoding.from_dict(encoding),
+        value_range=None if value_range is None else (value_range[0], value_range[1]),
     )
