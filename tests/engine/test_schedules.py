@@ -154,3 +154,31 @@ def test_optimizer_spares_biases_and_scales_from_decay(everything):
     ]
     assert len(decayed) == (4 if everything else 1)
     assert sum(len(group["params"]) for group in made.param_groups) == 4
+
+
+def test_optimizer_spares_biases_and_scales_of_any_shape_from_decay():
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.slope = torch.nn.Parameter(torch.ones(4, 1, 1))
+            self.bias = torch.nn.Parameter(torch.zeros(1, 4, 1, 1))
+            self.biases = torch.nn.ParameterList([torch.zeros(4, 5, 5)])
+            self.row = torch.nn.Parameter(torch.ones(1, 4))
+            self.kernels = torch.nn.ModuleList(
+                [torch.nn.Conv1d(1, 4, 1), torch.nn.Conv2d(4, 1, 1, bias=False)]
+            )
+            self.norm = torch.nn.LayerNorm((4, 5, 5))
+
+    model = Scaled()
+    made = make_optimizer(model, OptimizerConfig("adamw", weight_decay=0.1))
+    decayed = {
+        id(weight)
+        for group in made.param_groups
+        if group["weight_decay"]
+        for weight in group["params"]
+    }
+    assert {name for name, weight in model.named_parameters() if id(weight) in decayed} == {
+        "row",
+        "kernels.0.weight",
+        "kernels.1.weight",
+    }

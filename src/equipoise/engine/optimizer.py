@@ -31,9 +31,10 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
         )
     rates = parameter_rates(trained, settings.rates)
     matrices = hidden_matrices(model) if settings.name == "muon" else set()
+    spared = set() if settings.decay_all else _biases_and_scales(model)
     groups: dict[tuple[bool, float, bool], list[nn.Parameter]] = {}
     for name, weight in trained.items():
-        key = (settings.decay_all or weight.dim() > 1, rates[name], name in matrices)
+        key = (name not in spared, rates[name], name in matrices)
         groups.setdefault(key, []).append(weight)
     made = [
         # `rate` is the factor of the schedule's learning rate, which is set before each step.
@@ -58,6 +59,27 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
         )
     kind = torch.optim.Adam if settings.name == "adam" else torch.optim.AdamW
     return kind(made, settings.learning_rate, settings.betas, settings.epsilon)
+
+
+def _biases_and_scales(model: nn.Module) -> set[str]:
+    """Return the names of the parameters that do not decay: they only move or scale values.
+
+    They have one dimension or are one number for each channel of an image, are called a bias, or
+    belong to a normalisation. The lengths of kernels, which weight normalisation trains apart, have
+    four dimensions and decay as kernels do.
+    """
+    found = set[str]()
+    for prefix, module in model.named_modules():
+        for name, weight in module.named_parameters(prefix, recurse=False):
+            channels = weight.dim() == 3 and weight.shape[1:] == (1, 1)
+            if (
+                weight.dim() < 2
+                or (channels and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d))
+                or any(word in ("bias", "biases") for word in name.split(".")[-2:])
+                or isinstance(module, nn.LayerNorm | nn.RMSNorm)
+            ):
+                found.add(name)
+    return found
 
 
 def parameter_rates(names: Iterable[str], rates: Mapping[str, float]) -> dict[str, float]:
