@@ -29,7 +29,9 @@ from equipoise.engine import (
 from equipoise.engine.log import MetricLogWarning
 from equipoise.engine.optimizer import Average
 from equipoise.engine.progress import SilentProgress
+from equipoise.engine.solve_monitor import norm_limit
 from equipoise.layers import Equilibrium
+from equipoise.models import create_model
 
 
 class Blobs:
@@ -147,6 +149,21 @@ def test_trainer_equals_a_plain_loop_in_pytorch_bit_for_bit():
     assert_same(trainer.model.state_dict(), model.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "limit"),
+    [
+        ("opteq-mnist", {}, 1.0),
+        ("opteq-mnist", {"activation": "sigmoid", "regularizer": "l1"}, 2.0),
+        ("opteq-mnist", {"activation": ["relu", "sigmoid", "relu"]}, None),
+        ("relu-implicit", {}, 1.0),
+        ("monotone-digits", {}, None),
+        ("lipschitz-table", {}, None),
+    ],
+)
+def test_norms_are_compared_with_what_the_theory_of_a_model_allows(name, options, limit):
+    assert norm_limit(create_model(name, **options)) == limit
+
+
 def test_trainer_learns_and_says_what_its_solves_did(tmp_path):
     summary = make(tmp_path, epochs=8, optimizer=OptimizerConfig("adam", 2e-2)).fit()
     assert summary.test["accuracy"] == 1
@@ -176,6 +193,7 @@ def test_trainer_learns_and_says_what_its_solves_did(tmp_path):
     assert all(0 < line["forward_residual"] <= 1e-4 for line in steps)
     assert all(0 <= line["backward_residual"] <= 1e-4 for line in steps)
     assert all(line["operator_norms"].keys() == {"equilibrium.1"} for line in epochs)
+    assert all(line["norm_limit"] == 1 for line in epochs)
     assert all(sum(line["forward_status"].values()) == 96 for line in epochs)
     assert epochs[-1]["train"]["loss"] == pytest.approx(
         sum(line["loss"] for line in steps[-6:]) / 6

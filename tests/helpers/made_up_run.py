@@ -51,6 +51,7 @@ def epoch_line(epoch: int, per_epoch: int) -> dict:
         "backward_status": {"CONVERGED": 1280},
         "skipped": 1,
         "operator_norms": {"equilibrium.1": 0.98, "equilibrium.2": 0.95 + 0.001 * epoch},
+        "norm_limit": 1.0,
         "seconds": 12.1,
     }
 

@@ -20,7 +20,7 @@ from equipoise.layers import (
     project_norms,
     project_norms_after,
 )
-from equipoise.layers.declarations import norms_of
+from equipoise.layers.declarations import norm_limit_of, norms_of
 
 
 class Scaled(Cell):
@@ -231,6 +231,18 @@ def test_norms_are_numbers_by_name() -> None:
                 SettingError, match=r"^Naming\.norms must be a dict of numbers by name; got .*\.$"
             ):
                 norms_of(cell)
+
+
+def test_norms_have_a_limit_where_the_cell_names_one() -> None:
+    assert norm_limit_of(Declaring(0.5)) == 1  # a bound of the step itself
+    assert norm_limit_of(Naming({"a": 2.0})) is None
+    for wrong in ("1", [1.0], lambda: 1.0):
+        cell = type("Limited", (Naming,), {"norm_limit": wrong})({"a": 2.0})
+        for each in (cell, Skip(cell, 0.5)):
+            with pytest.raises(SettingError, match=r"^Limited\.norm_limit must be a number"):
+                norm_limit_of(each)
+    limited = type("Limited", (Naming,), {"norm_limit": 3})({"a": 2.0})
+    assert norm_limit_of(Skip(limited, 0.5)) == 3
 
 
 class Around(Scaled):

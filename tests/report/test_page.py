@@ -220,6 +220,17 @@ def test_page_shows_what_the_run_did_in_order(ordinary: str) -> None:
         assert expected in words
 
 
+@pytest.mark.parametrize(("limit", "told"), [(1.0, {"norm 1"}), (0.5, {"norm 0.5"}), (None, set())])
+def test_page_draws_the_limit_of_norms_only_where_there_is_one(
+    limit: float | None, told: set[str]
+) -> None:
+    report = run()
+    epochs = [{**line, "norm_limit": limit} for line in report.epochs]
+    page = render_report(dataclasses.replace(report, epochs=epochs))
+    assert "Operator norms" in page
+    assert set(re.findall(r"norm [\d.]+(?=<)", page)) == told
+
+
 def test_page_shows_mistakes_with_truth_prediction_and_confidence(ordinary: str) -> None:
     words = Page(ordinary).words()
     where = words.index("Misclassified samples")

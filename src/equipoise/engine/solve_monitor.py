@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from equipoise.core import Structure
 from equipoise.engine.blow_up import largest_magnitude
-from equipoise.layers.declarations import norms_of
+from equipoise.layers.declarations import norm_limit_of, norms_of
 from equipoise.models import find_equilibria
 from equipoise.solvers import Solution, Status
 from equipoise.solvers.policy import Direction, describe
 
-__all__ = ["SolveMonitor", "Tally", "operator_norms", "steps_and_status"]
+__all__ = ["SolveMonitor", "Tally", "norm_limit", "operator_norms", "steps_and_status"]
 
 
 class Tally:
@@ -131,6 +131,16 @@ def operator_norms(model: nn.Module) -> dict[str, float]:
             for name, part in find_equilibria(model).items()
             for operator, bound in norms_of(part.cell).items()
         }
+
+
+def norm_limit(model: nn.Module) -> float | None:
+    """Return what `operator_norms` must stay below, where all cells agree on one number.
+
+    Args:
+        model: The model.
+    """
+    limits = {norm_limit_of(part.cell) for part in find_equilibria(model).values()}
+    return limits.pop() if len(limits) == 1 else None
 
 
 def _any_of(flags: list[Tensor], count: int) -> Tensor:

@@ -39,7 +39,7 @@ from equipoise.engine.run_folder import RunFolder, run_identity
 from equipoise.engine.run_state import RunState
 from equipoise.engine.scorer import Scorer
 from equipoise.engine.settings import OptimizerConfig, ScheduleConfig, TrainConfig
-from equipoise.engine.solve_monitor import SolveMonitor, operator_norms
+from equipoise.engine.solve_monitor import SolveMonitor, norm_limit, operator_norms
 from equipoise.engine.step import Stepper, part_size
 from equipoise.engine.step_recorder import StepRecorder
 from equipoise.engine.summary import Summary
@@ -344,6 +344,7 @@ class Trainer:
             **{key: line[key] for key in solves},
             "skipped": position.epoch_skipped,
             "operator_norms": norms,
+            "norm_limit": norm_limit(self.model),
             **activity,
             "seconds": seconds,
             "samples_per_second": samples / position.busy,

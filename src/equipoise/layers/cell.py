@@ -163,6 +163,14 @@ class Cell(nn.Module):
         bound = lipschitz_number(self, self.lipschitz())
         return {} if bound is None else {"step": bound}
 
+    @property
+    def norm_limit(self) -> float | None:
+        """What all of `norms` must stay below for the theory to hold, where one number says that.
+
+        By default 1 for a bound of the step itself, and nothing for norms of a cell's own.
+        """
+        return 1.0 if type(self).norms is Cell.norms else None
+
     def part_weights(self) -> dict[str, list[Tensor]]:
         """Return the weights of the step's parts by name, where it has several worth telling apart.
 

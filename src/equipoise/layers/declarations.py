@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "contributions_of",
     "lipschitz_number",
+    "norm_limit_of",
     "norms_of",
     "part_weights_of",
     "problem_of",
@@ -60,6 +61,17 @@ def problem_of(cell: Cell, x: Tree) -> Problem:
 def norms_of(cell: Cell) -> dict[str, float]:
     """Return what a cell says of its operators' norms."""
     return _numbers_by_name(f"{type(cell).__name__}.norms", cell.norms())
+
+
+def norm_limit_of(cell: Cell) -> float | None:
+    """Return what a cell says its operators' norms must stay below."""
+    limit: object = cell.norm_limit
+    number = _as_float(limit)
+    if number is None and limit is not None:
+        remedy = "Make it a property." if callable(limit) else ""
+        key = f"{type(cell).__name__}.norm_limit"
+        raise SettingError(key, "be a number, or None", limit, remedy, got=_describe(limit))
+    return number
 
 
 def contributions_of(cell: Cell, z: Tree, context: Tree) -> dict[str, float]:

@@ -30,6 +30,7 @@ from equipoise.layers.certificate import Certificate, averaged
 from equipoise.layers.declarations import (
     contributions_of,
     lipschitz_number,
+    norm_limit_of,
     norms_of,
     part_weights_of,
     problem_of,
@@ -101,6 +102,10 @@ class Wrapper(Cell):
         inner = norms_of(self.cell)
         # The bound of the whole step is the wrapper's own.
         return super().norms() if inner.keys() == {"step"} else inner
+
+    @property
+    def norm_limit(self) -> float | None:
+        return norm_limit_of(self.cell)
 
     @property
     def idle_remedy(self) -> str:  # type: ignore[override]

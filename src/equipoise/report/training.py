@@ -97,7 +97,7 @@ def solver_charts(report: RunReport) -> Iterator[Chart]:
         _by_epoch(report, "operator_norms"),
         "norm",
         x="epoch",
-        rule=Rule("norm 1", 1.0),
+        rule=_norm_rule(report),
     )
 
 
@@ -149,6 +149,13 @@ def tolerance_rule(report: RunReport) -> Rule | None:
     options = submapping(submapping(report.config, "model"), "options")
     value = to_number(options.get("tolerance"))
     return Rule(f"tolerance {format_number(value)}", value) if value >= MIN_VALUE else None
+
+
+def _norm_rule(report: RunReport) -> Rule | None:
+    """The norm that the cells' own theory allows, where it is one number."""
+    last = report.epochs[-1] if report.epochs else {}
+    value = to_number(last.get("norm_limit"))
+    return Rule(f"norm {format_number(value)}", value) if np.isfinite(value) else None
 
 
 def _both_ways(report: RunReport, key: str) -> list[Line]:

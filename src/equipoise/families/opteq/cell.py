@@ -146,6 +146,13 @@ class OptEqCell(Cell):
             for layer, (operator, weights) in enumerate(pairs, start=1)
         }
 
+    @property
+    def norm_limit(self) -> float | None:
+        """`sqrt(mu/L_s)`, beyond which a layer expands, if it is the same for all layers."""
+        slopes = {activation.slopes[1] for activation in self.activations}
+        slope = slopes.pop()
+        return None if slopes or slope <= 0 else math.sqrt(self.mu / slope)
+
     @torch.no_grad()
     def certificate(self) -> Certificate:
         """Return `prod_l (alpha_l L_s |W_l|^2/mu + 1 - alpha_l)` with all that it is made of."""

@@ -110,6 +110,10 @@ class ReluImplicitCell(Cell):
     def norms(self) -> dict[str, float]:
         return {"A": self.norm()}
 
+    @property
+    def norm_limit(self) -> float:
+        return 1.0
+
     @torch.no_grad()
     def project_(self) -> None:
         """Divide `A` where the step would not contract: to 0.99 of the limit."""

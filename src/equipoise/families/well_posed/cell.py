@@ -221,6 +221,10 @@ class WellPosedCell(Cell):
         return {"lambda_pf(|A|)": self.bound()[0]}
 
     @property
+    def norm_limit(self) -> float:
+        return 1.0
+
+    @property
     def projects(self) -> bool:
         return self.norm == "project"
 
