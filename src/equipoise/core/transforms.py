@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from equipoise.core.validate import SettingError
+
 __all__ = [
     "full_precision",
     "is_transformed",
@@ -19,6 +21,7 @@ __all__ = [
     "jvp_depth",
     "outside_graphs",
     "outside_transforms",
+    "require_dtype",
     "unwrapped",
 ]
 
@@ -50,6 +53,19 @@ def full_precision(device: str) -> AbstractContextManager[object]:
         if torch.is_autocast_enabled(device)
         else nullcontext()
     )
+
+
+def require_dtype(x: Tensor, weight: Tensor, name: str = "The input") -> None:
+    """Raise unless an input has the dtype of the weights that it meets, or autocast converts it.
+
+    Args:
+        x: The input.
+        weight: One of the weights.
+        name: What the input is called in the sentence.
+    """
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        rule, remedy = f"be {weight.dtype}, as the weights are", "Convert one of them."
+        raise SettingError(name, rule, x, remedy, got=str(x.dtype))
 
 
 def is_wrapped(tensor: Tensor) -> bool:

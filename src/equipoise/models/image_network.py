@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.transforms import require_dtype
 from equipoise.core.tree import Tree
 from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.layers.equilibrium import Equilibrium
@@ -66,6 +67,7 @@ class ImageModel(Model):
                 "Divide bytes by 255.",
                 got=str(x.dtype),
             )
+        require_dtype(x, next(self.parameters(), x), f"The input of {self.name}")
         if x.dim() == 2 and x.shape[1] == channels * height * width:
             x = x.reshape(-1, channels, height, width)
         multiple = self.size_multiple

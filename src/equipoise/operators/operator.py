@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.transforms import is_wrapped
+from equipoise.core.transforms import is_wrapped, require_dtype
 from equipoise.core.validate import SettingError
 
 __all__ = ["START_NORM", "Operator", "OperatorWeights", "distance", "is_recorded", "plus"]
@@ -143,9 +143,4 @@ class Operator(nn.Module, ABC):
 
     def check(self, x: Tensor) -> None:
         """Raise if inputs like `x` cannot go with states that the operator acts on."""
-        dtype = self.weights()[0].dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(
-                f"The input must be {dtype}, as the weights are; got {x.dtype}. Convert one "
-                "of them."
-            )
+        require_dtype(x, self.weights()[0])

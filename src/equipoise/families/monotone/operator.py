@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.core.transforms import is_wrapped
-from equipoise.core.validate import require_positive
+from equipoise.core.transforms import is_wrapped, require_dtype
+from equipoise.core.validate import SettingError, require_positive
 from equipoise.operators.operator import OperatorWeights, plus
 
 __all__ = ["MonotoneOperator", "Remembered", "require_margin"]
@@ -216,9 +216,13 @@ class MonotoneOperator(nn.Module, ABC):
 
     def check(self, x: Tensor) -> None:
         """Raise if inputs like `x` cannot go with states that the operator acts on."""
-        dtype = next(self.parameters()).dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-            raise ValueError(
-                f"The input must be {dtype}, as the weights are; got {x.dtype}. Convert one "
-                "of them."
+        weight = next(self.parameters())
+        require_dtype(x, weight)
+        if weight.dtype in (torch.float16, torch.bfloat16):  # of which torch inverts no matrices
+            raise SettingError(
+                "The weights of a monotone operator",
+                "be float32 or float64",
+                weight,
+                "For lower precision use torch.autocast.",
+                got=str(weight.dtype),
             )

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.transforms import require_dtype
 from equipoise.core.tree import Shared
 from equipoise.core.validate import (
     SettingError,
@@ -133,6 +134,7 @@ class MultiscaleCell(Cell):
         return int(2 ** (len(self.channels) - 1))
 
     def inject(self, x: Tensor) -> Injected:
+        require_dtype(x, next(self.parameters()), "The input of MultiscaleCell")
         if x.dim() != 4 or x.shape[1] != self.channels[0]:
             raise SettingError(
                 "The input of MultiscaleCell",

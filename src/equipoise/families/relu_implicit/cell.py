@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.transforms import require_dtype
 from equipoise.core.validate import require_between, require_count, require_flag
 from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Factor, Link, Statement
@@ -58,6 +59,7 @@ class ReluImplicitCell(Cell):
 
     def inject(self, x: Tensor) -> Tensor:
         """Return `phi`."""
+        require_dtype(x, self.V)
         return torch.relu(x @ self.V.T) / math.sqrt(self.width)
 
     def step(self, z: Tensor, context: Tensor) -> Tensor:

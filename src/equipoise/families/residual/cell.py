@@ -10,6 +10,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from equipoise.core.registry import choose
+from equipoise.core.transforms import require_dtype
 from equipoise.core.tree import Shared, Structure
 from equipoise.core.validate import SettingError, require_count, require_flag, require_positive
 from equipoise.layers.cell import Cell
@@ -105,6 +106,7 @@ class ResidualCell(Cell):
             part.draw_(deviation)
 
     def inject(self, x: Tensor) -> _Context:
+        require_dtype(x, self.conv1.weight, "The input of ResidualCell")
         mask = self.dropout.draw(x, x.shape[1], 1, 1)
         if self.normalization == "none":
             return _Context(x, mask=mask)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from equipoise.core.transforms import require_dtype
 from equipoise.core.tree import Shared
 from equipoise.core.validate import SettingError, require_count, require_positive
 from equipoise.layers.cell import Cell
@@ -108,6 +109,9 @@ class TransformerCell(Cell):
 
     def inject(self, x: Tensor | tuple[Tensor, Tensor | None]) -> _Context:
         e, memory = x if isinstance(x, tuple) else (x, None)
+        for given, name in ((e, "input"), (memory, "memory")):
+            if given is not None:
+                require_dtype(given, self.attention.weight, f"The {name} of TransformerCell")
         keys, values, remembered = None, None, 0
         if memory is not None and memory.shape[1]:
             remembered = memory.shape[1]

@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.transforms import require_dtype
 from equipoise.core.validate import SettingError
 from equipoise.families.well_posed.cell import Condition, Norm, WellPosedCell
 from equipoise.layers.equilibrium import Equilibrium
@@ -73,15 +74,7 @@ class WellPosed(Equilibrium):
             raise SettingError(
                 "WellPosed input", f"have shape (batch, {self.in_features})", tuple(x.shape)
             )
-        dtype = self.cell.A.dtype
-        if x.dtype != dtype and not torch.is_autocast_enabled(x.device.type):
-            raise SettingError(
-                "WellPosed input",
-                f"be {dtype}, as the weights are",
-                x,
-                "Convert one of them.",
-                got=str(x.dtype),
-            )
+        require_dtype(x, self.cell.A, "WellPosed input")
 
 
 @torch.no_grad()
