@@ -188,6 +188,22 @@ def test_status_does_not_depend_on_how_often_one_looks(looks):
         assert told == [(s.family, s.fate.name) for s in samples]
 
 
+@pytest.mark.parametrize("samples", [1, 6])
+@pytest.mark.parametrize(("tolerance", "first"), [(1e-3, 3.0), (1e-8, 3.0), (1e-3, 0.01)])
+def test_residual_that_came_down_and_rises_a_little_has_not_diverged(samples, tolerance, first):
+    """Near the target or far below the first residual, the last steps alone show no divergence."""
+    rates = torch.tensor([0.2, 1.02], dtype=torch.float64)
+    start = torch.tensor([[3.75 - 1.25 * first, 0.25]], dtype=torch.float64).expand(samples, 2)
+
+    def last(steps):
+        stop = Stop(tolerance=tolerance, max_steps=steps)
+        moved = torch.tensor([3.0, 0.0], dtype=torch.float64)
+        return set(names(solve(lambda z: rates * z + moved, start, "fixed_point", stop).status))
+
+    assert last(15) == {"MAX_STEPS"}
+    assert last(400) == {"DIVERGED"}
+
+
 @pytest.mark.parametrize("looks", [1, 2, 4, 8])
 def test_growth_after_a_long_fall_is_divergence_however_often_one_looks(looks):
     rates = torch.tensor([0.7, 1.05], dtype=torch.float64)

@@ -19,6 +19,10 @@ SETTLED = 1e-14
 """A residual this small beside the start is that of an equilibrium at zero."""
 FALL = 0.1
 """A residual has fallen if it is at most this fraction of the first one."""
+NEAR = 10.0
+"""A residual is near its target if it is at most this many times as large."""
+WAVER = 2.0
+"""A residual that has fallen only wavers if it is at most this many times the best one."""
 
 
 def _all(mask: np.ndarray) -> bool:
@@ -186,6 +190,27 @@ class Measure:
             far &= ~self._has_fallen(residual, scale) | ~np.isfinite(residual + scale)
         return far
 
+    def may_waver(self, residual: np.ndarray, scale: np.ndarray, best: np.ndarray) -> np.ndarray:
+        """Return which residuals rise no further than those that waver about where they came to.
+
+        They are near their target, or have fallen and are not far above the best one.
+
+        Args:
+            residual: Residuals, as `read` gives them.
+            scale: Scales, likewise.
+            best: The smallest residuals so far.
+        """
+        fell = (residual <= FALL * self.first) & (residual <= WAVER * best)
+        return self._is_near(residual, scale) | fell
+
+    def _is_near(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """Return which residuals are near their target.
+
+        It is that of an iterate no larger than the start: one that runs away makes any near.
+        """
+        near: np.ndarray = residual <= NEAR * self.stop.target(np.minimum(scale, self.start))
+        return near
+
     def _sizes(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """Return the larger of `|f(z)|` and `|f(z) - z|`."""
         sizes: np.ndarray = np.maximum(residual, scale)
@@ -244,6 +269,8 @@ class PartMeasure(Measure):
         super().__init__(stop, z, start_looks)
         self.reached = np.zeros(len(z), dtype=bool)
         self.is_far = np.zeros(len(z), dtype=bool)
+        self.is_near = np.zeros(len(z), dtype=bool)
+        self.fell = np.zeros(len(z), dtype=bool)
         self.whole = np.zeros(len(z))
 
     def _shape(self, z: Tensor) -> tuple[int, ...]:
@@ -267,6 +294,8 @@ class PartMeasure(Measure):
             self.start = np.maximum(self.start, np.maximum(size, self._norm(at.z)))
             self.first = np.maximum(self.first, residual)
         fallen = self._has_fallen(residual, scale)
+        self.is_near = self._is_near(residual, scale).all(axis=1)
+        self.fell = (residual <= FALL * self.first).all(axis=1)
         self.worst = np.maximum(self.worst, residual)
         unit = np.maximum(scale, self.settled / self.stop.tolerance * self.start)
         reached = (residual <= self.stop.target(unit)) & (fallen | (scale <= self.start))
@@ -308,6 +337,10 @@ class PartMeasure(Measure):
 
     def far(self, residual: np.ndarray, scale: np.ndarray, recent: np.ndarray) -> np.ndarray:
         return self.is_far
+
+    def may_waver(self, residual: np.ndarray, scale: np.ndarray, best: np.ndarray) -> np.ndarray:
+        wavers: np.ndarray = self.is_near | (self.fell & (residual <= WAVER * best))
+        return wavers
 
     def _sizes(self, residual: np.ndarray, scale: np.ndarray) -> np.ndarray:
         return self.whole

@@ -280,9 +280,10 @@ class Monitor:
             over = far | last
         elif last or np.any(stalled):
             growing = self._growing((over | stalled) & self.going & ~converged)
-            # What still grows below 1 may level off there, as a saturating step does: it is too
-            # early to tell.
-            early = growing & (np.maximum(residual, scale) < 1) & ~far
+            # What still grows below 1 may level off there, as a saturating step does, and what has
+            # come down may only waver: it is too early to tell.
+            below = np.maximum(residual, scale) < 1
+            early = growing & (below | measure.may_waver(residual, scale, self.best)) & ~far
             if early.any():
                 growing &= ~early
                 stalled &= ~early
