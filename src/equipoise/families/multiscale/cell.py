@@ -20,7 +20,7 @@ from equipoise.core.validate import (
 from equipoise.families.multiscale.block import Kernels, ResidualBlock, fusion_map
 from equipoise.layers.cell import Cell
 from equipoise.layers.dropout import VariationalDropout
-from equipoise.models.group_norm import GroupNorm
+from equipoise.models.group_norm import GroupNorm, mark_overflow
 from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 
 __all__ = ["Injected", "MultiscaleCell"]
@@ -148,7 +148,7 @@ class MultiscaleCell(Cell):
                 f"{len(self.channels)} resolutions",
                 tuple(x.shape[2:]),
             )
-        return Injected(x.contiguous(), self._kernels(), self._masks(x))
+        return Injected(mark_overflow(x.contiguous()), self._kernels(), self._masks(x))
 
     def _kernels(self) -> tuple[Kernels, ...] | None:
         if not self.weight_norm:

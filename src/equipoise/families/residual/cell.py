@@ -17,7 +17,7 @@ from equipoise.layers.cell import Cell
 from equipoise.layers.certificate import Certificate, Link, Statement, significant
 from equipoise.layers.dropout import VariationalDropout
 from equipoise.layers.lipschitz import Bound, Part, round_up
-from equipoise.models.group_norm import GroupNorm
+from equipoise.models.group_norm import GroupNorm, mark_overflow
 from equipoise.models.normalized_convolution import Normalization, NormalizedConvolution
 from equipoise.operators.convolution_norm import convolution_bound
 
@@ -107,6 +107,7 @@ class ResidualCell(Cell):
 
     def inject(self, x: Tensor) -> _Context:
         require_dtype(x, self.conv1.weight, "The input of ResidualCell")
+        x = mark_overflow(x)
         mask = self.dropout.draw(x, x.shape[1], 1, 1)
         if self.normalization == "none":
             return _Context(x, mask=mask)
