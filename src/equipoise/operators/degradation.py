@@ -48,7 +48,10 @@ class Degradation(Operator):
 
     @abstractmethod
     def gram_bounds(self) -> tuple[float, float]:
-        """Return a lower and an upper bound of the eigenvalues of `A^T A`, at any image size."""
+        """Return a lower and an upper bound of the eigenvalues of `A^T A`.
+
+        They hold at any image size, and for the weights of any observation (`weights_for`).
+        """
 
     def zeros(self, c: Tensor) -> Tensor:
         return torch.zeros_like(c)
@@ -207,7 +210,7 @@ class Mask(Degradation):
         return weights[0].abs().amax()
 
     def gram_bounds(self) -> tuple[float, float]:
-        return 0.0, 1.0
+        return 0.0, 1.0  # whatever `mask` is: every observation brings one of its own
 
     def degrade(self, x: Tensor, sigma: float, generator: torch.Generator) -> Tensor:
         shape = torch.Size((len(x), 1, *x.shape[2:]))
