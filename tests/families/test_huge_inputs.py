@@ -34,6 +34,16 @@ def test_sample_too_large_to_normalise_is_told(kind, size):
         torch.testing.assert_close(one[[0, 2]], other, rtol=0.05, atol=0.05)
 
 
+def test_backward_solve_through_it_met_nan_as_well():
+    torch.manual_seed(0)
+    layer = Equilibrium(MultiscaleCell((8, 8)), tolerance=1e-2)
+    with pytest.warns(ConvergenceWarning, match="3 of 3 samples met NaN or infinity"):
+        found = layer(1e30 * torch.randn(3, 8, 4, 4))
+    with pytest.warns(ConvergenceWarning, match="backward solve: 3 of 3 samples met NaN"):
+        sum(each.sum() for each in found).backward()
+    assert layer.last.adjoint.status.tolist() == [Status.NONFINITE] * 3
+
+
 def test_images_are_marked_before_normalisation_fails():
     torch.manual_seed(0)
     x = torch.randn(1, 8, 4, 4)

@@ -278,7 +278,10 @@ def _verify(
         if bool(short.any()) and not before.isfinite().any():
             refuse_coupling(problem, z, f, solution.residual, short, stop)
         # Starting again has not helped: the recurrence drifts faster than it converges.
-        solution.status[short & ~(solution.residual < PROGRESS * before)] = int(Status.STALLED)
+        stuck = short & ~(solution.residual < PROGRESS * before)
+        finite = solution.residual.isfinite()
+        solution.status[stuck & finite] = int(Status.STALLED)
+        solution.status[stuck & ~finite] = int(Status.NONFINITE)
         before = solution.residual
         rows = (short & solution.converged).nonzero().flatten()
         if not rows.numel():
