@@ -9,6 +9,7 @@ import threading
 import pytest
 import torch
 
+from equipoise.core import kernels as kernels_module
 from equipoise.core.tree import Layout
 from equipoise.solvers import (
     Anderson,
@@ -21,7 +22,6 @@ from equipoise.solvers import (
     run,
     solve,
 )
-from equipoise.solvers import kernels as kernels_module
 from equipoise.solvers.coordinates import CoordinateProblem, Coordinates
 from equipoise.solvers.kernels import Workspace, find_kernels, find_lengths, without_kernels
 from equipoise.solvers.problem import MapProblem, Work

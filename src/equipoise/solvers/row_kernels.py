@@ -11,24 +11,15 @@ second half of the other.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
-from numba import njit, types
+from numba import types
+
+from equipoise.core.compiled import compiled
 
 __all__ = ["compile_for", "measure", "mix", "move_along", "turn"]
 
-FAST = {"reassoc", "contract", "nsz"}
 BLOCK = 1024
 """Columns handled at once, so that what is summed up stays near."""
-
-
-def compiled(function):  # type: ignore[no-untyped-def]
-    """Compile a function, keeping the result on disk where some place for that can be written."""
-    made = njit(nogil=True, fastmath=FAST, error_model="numpy")(function)
-    with suppress(RuntimeError, OSError):  # no such place: each process compiles it
-        made.enable_caching()
-    return made
 
 
 @compiled

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from equipoise.core.kernels import as_rows, find_compiled, suits_kernels
 from equipoise.families.opteq.linearization import LinearLayer
 from equipoise.operators.dense import Dense
 from equipoise.prox.activation import Activation, ReLU
 from equipoise.solvers.ahead import CompiledRuns
-from equipoise.solvers.kernels import as_rows, find_kernels, suits_kernels
 
 __all__ = ["run_products", "run_values"]
 
@@ -30,7 +30,7 @@ def _kernels(layer: LinearLayer, activation: Activation, rows: Tensor) -> Any:
     same = turned.data_ptr() == weight.data_ptr() and turned.stride() == weight.stride()
     if len(rows) > MAX_SAMPLES or not same or not weight.is_contiguous():
         return None
-    return find_kernels(weight, KERNELS) if suits_kernels(rows) else None
+    return find_compiled(weight, KERNELS) if suits_kernels(rows) else None
 
 
 def run_values(layer: LinearLayer, activation: Activation, c: Tensor) -> CompiledRuns | None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from equipoise.core.compiled import compiled
 from equipoise.solvers.row_kernels import (
     add_multiple,
-    compiled,
     dot,
     measure,
     mix,
