@@ -11,14 +11,8 @@ from torch import Tensor
 from equipoise.core.transforms import full_precision, outside_graphs
 from equipoise.core.validate import require_size
 from equipoise.operators.norms import MARGIN, dense_norm
-from equipoise.operators.symbol import (
-    KernelSymbol,
-    SeparableSymbol,
-    Symbol,
-    find_worst,
-    is_below,
-    wave,
-)
+from equipoise.operators.symbol import KernelSymbol, SeparableSymbol, Symbol, wave
+from equipoise.operators.symbol_search import find_worst, is_below
 
 __all__ = [
     "convolution_bound",

@@ -1,29 +1,24 @@
-"""The symbol of a convolution on a grid of frequencies, and where its norm is largest."""
+"""The symbol of a convolution on a grid of frequencies."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.operators.norms import MARGIN, at_most, start_vector
-
-__all__ = ["KernelSymbol", "SeparableSymbol", "Symbol", "find_worst", "is_below"]
+__all__ = ["FEW", "STRIDE", "KernelSymbol", "SeparableSymbol", "Symbol", "wave"]
 
 FEW = 4  # matrices that are cheaper looked at one by one
-POWER = 4  # double power iterations that tell which matrix of many may be the largest
 # Between the frequencies of a grid that are looked at first; prime to the length of its rows, hence
 # spread evenly.
 STRIDE = 5
-SCREEN = 1e-3  # well above the relative rounding errors of a Cholesky factorisation in float32
-MAX_ENTRIES = (
-    2**16
-)  # of the matrices that are looked at together; with more, the time goes into getting memory
 
 
 class Symbol(ABC):
@@ -57,6 +52,17 @@ class Symbol(ABC):
             dtype: The precision to work in, float32 or float64.
         """
 
+    def columns(self, kernels: Any) -> tuple[Tensor, Tensor] | None:
+        """Return all these matrices in float32 as compiled kernels want them, if there is a way.
+
+        That is the real and the imaginary parts of their lower triangles, row by row, shape
+        (side (side + 1) / 2, matrices).
+
+        Args:
+            kernels: The module `symbol_kernels`.
+        """
+        return None
+
     @abstractmethod
     def error(self) -> float:
         """Return how far, in norm, rounding may take the matrices of float32 from the true ones."""
@@ -87,12 +93,7 @@ class KernelSymbol(Symbol):
     def grams(self, index: Tensor, dtype: torch.dtype) -> Tensor:
         if dtype == torch.float64 and len(index) <= FEW:
             return self._direct(index)
-        if dtype not in self._known:
-            self._known[dtype] = (
-                *_correlate(self._taps.to(dtype), self.extent[1]),
-                *(part.to(self.device, dtype) for part in _lag_waves(self.grid, self.extent)),
-            )
-        even, odd, cosines, sines = self._known[dtype]
+        even, odd, cosines, sines = self._coefficients(dtype)
         frequency = index // self.groups
         cosines, sines = cosines[frequency], sines[frequency]
         if self.groups == 1:
@@ -105,16 +106,31 @@ class KernelSymbol(Symbol):
             )
         return torch.complex(parts[0], -parts[1]).view(-1, self.side, self.side)
 
+    def columns(self, kernels: Any) -> tuple[Tensor, Tensor] | None:
+        if self.groups > 1:
+            return None
+        width, side = self.extent[1], self.side
+        cosines, sines = _lag_waves(self.grid, self.extent, torch.float32)
+        even, odd = torch.zeros(2, cosines.shape[1], side * (side + 1) // 2)
+        for products in _products(self._taps.float(), width):
+            kernels.add_lags(products[0].numpy(), side, width, even.numpy(), odd.numpy())
+        even[0] /= 2
+        return even.T @ cosines.T, odd.T @ sines.neg().T
+
+    def _coefficients(self, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        if dtype not in self._known:
+            self._known[dtype] = (
+                *_correlate(self._taps.to(dtype), self.extent[1]),
+                *(part.to(self.device) for part in _lag_waves(self.grid, self.extent, dtype)),
+            )
+        return self._known[dtype]
+
     def _direct(self, index: Tensor) -> Tensor:
         """The matrices of a few numbers, without the coefficients of all lags."""
-        found = []
+        found, waves = [], _tap_waves(self.grid, self.extent).to(self.device)
         for number in index.tolist():
-            waves = torch.from_numpy(
-                wave(self.frequencies[number // self.groups], *self.extent).reshape(-1)
-            ).to(self.device)
             taps = self._taps[number % self.groups].flatten(1)
-            parts = (torch.mv(taps.T, part) for part in (waves.real, waves.imag))
-            K = torch.complex(*parts).view(-1, self.side)
+            K = torch.complex(*(waves[number // self.groups] @ taps)).view(-1, self.side)
             found.append(K.mH @ K)
         return torch.stack(found)
 
@@ -168,92 +184,6 @@ class SeparableSymbol(Symbol):
         return (8 + terms) * terms * torch.finfo(torch.float32).eps * largest
 
 
-def find_worst(symbol: Symbol) -> tuple[int, NDArray[np.float64]]:
-    """Return the group and the frequency of the grid where `|K(w)|` is largest.
-
-    Cholesky factorisations prove of all others that they are not larger, in float32 where that is
-    enough.
-    """
-    if symbol.size == 0 or not math.isfinite(symbol.size):
-        return 0, symbol.frequencies[0]  # all are equal, or the bound is NaN anyway
-    worst = 0
-    if symbol.side == 1:
-        worst = int(symbol.grams(_numbers(symbol), torch.float64).real.argmax())
-    else:
-        largest, error = 0.0, symbol.error()
-        for index in _chunks(symbol):
-            grams = symbol.grams(index, torch.float32)
-            left = _screen(grams, largest, error)
-            grams, index = grams[left], index[left]
-            while len(index):
-                pick = _pick(grams, first=largest == 0)
-                exact = symbol.grams(index[pick, None], torch.float64)[0]
-                value = float(torch.linalg.eigvalsh(exact)[-1])
-                rises = value > (1 + SCREEN) * largest
-                largest, worst = max((largest, worst), (value, int(index[pick])))
-                left = _screen(grams, largest, error)
-                left[pick] = False
-                grams, index = grams[left], index[left]
-                if len(index) and not rises:  # float32 tells no more
-                    left = _unproven(symbol, index, largest)
-                    grams, index = grams[left], index[left]
-    return worst % symbol.groups, symbol.frequencies[worst // symbol.groups]
-
-
-def is_below(symbol: Symbol, level: float) -> bool:
-    """Return whether `|K(w)| <= level` is proven at all frequencies of the grid."""
-    if symbol.size == 0 or not math.isfinite(symbol.size):
-        return symbol.size == 0
-    square, error = (level / symbol.size) ** 2 * (1 - 2 * MARGIN), symbol.error()
-    for index in _chunks(symbol):
-        index = index[_screen(symbol.grams(index, torch.float32), square, error)]
-        if len(index) and bool(_unproven(symbol, index, square).any()):
-            return False
-    return True
-
-
-def _numbers(symbol: Symbol) -> Tensor:
-    return torch.arange(len(symbol), device=symbol.device)
-
-
-def _chunks(symbol: Symbol) -> tuple[Tensor, ...]:
-    rows = max(4, MAX_ENTRIES // (symbol.groups * symbol.side**2))
-    chunk = min(math.ceil(len(symbol.frequencies) / STRIDE), rows)
-    return torch.split(_numbers(symbol), chunk * symbol.groups)
-
-
-def _screen(grams: Tensor, level: float, error: float) -> Tensor:
-    """Whether matrices in float32 may have eigenvalues above a level."""
-    level = (1 - SCREEN) * level - error
-    if level <= 0:
-        return torch.ones(len(grams), dtype=torch.bool, device=grams.device)
-    return ~at_most(grams, level)
-
-
-def _unproven(symbol: Symbol, index: Tensor, level: float) -> Tensor:
-    """Whether matrices have eigenvalues above a level, to the accuracy of float64."""
-    return ~at_most(symbol.grams(index, torch.float64), (1 + MARGIN) * level)
-
-
-def _pick(grams: Tensor, *, first: bool) -> int:
-    """A matrix that is likely to have the largest eigenvalue: roughly at first, then by power."""
-    if first or len(grams) <= FEW:
-        return int(_lengths(grams).argmax())
-    v = start_vector(grams).view(1, -1, 1).expand(len(grams), -1, 1)
-    length = torch.ones(len(grams), dtype=torch.float32, device=grams.device)
-    for _ in range(POWER):
-        v = grams @ (grams @ (v / length.view(-1, 1, 1)))
-        length = _lengths(v).clamp_min(1e-30)  # a matrix may be zero
-    return int(length.argmax())
-
-
-def _lengths(values: Tensor) -> Tensor:
-    # Norms of complex tensors are several times slower than those of their parts.
-    real = torch.view_as_real(values) if values.is_complex() else values
-    lengths: Tensor = torch.linalg.vector_norm(real.flatten(1), dim=1)
-    return lengths
-
-
 @lru_cache(maxsize=16)
 def half_grid(grid: tuple[int, int]) -> NDArray[np.float64]:
     """Return one of each pair `w` and `-w` of a grid's frequencies; a coarser grid first."""
@@ -272,12 +202,21 @@ def wave(frequency: NDArray[np.float64], height: int, width: int) -> NDArray[np.
 
 
 @lru_cache(maxsize=16)
-def _lag_waves(grid: tuple[int, int], extent: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def _lag_waves(
+    grid: tuple[int, int], extent: tuple[int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines of `w s` over half of the lags `s` of a kernel, by frequencies."""
     height, width = extent
     steps = _lattice(range(1 - height, height), range(1 - width, width))
     phases = torch.from_numpy(half_grid(grid) @ steps[len(steps) // 2 :].T)
-    return phases.cos(), phases.sin()
+    return phases.cos().to(dtype), phases.sin().to(dtype)
+
+
+@lru_cache(maxsize=16)
+def _tap_waves(grid: tuple[int, int], extent: tuple[int, int]) -> Tensor:
+    """Real and imaginary parts of `exp(-i w t)` over the taps `t`, shape (frequencies, 2, taps)."""
+    phases = torch.from_numpy(half_grid(grid) @ _lattice(*map(range, extent)).T)
+    return torch.stack([phases.cos(), -phases.sin()], dim=1)
 
 
 def _lattice(rows: range, columns: range) -> NDArray[np.float64]:
@@ -289,17 +228,23 @@ def _lattice(rows: range, columns: range) -> NDArray[np.float64]:
     return pairs
 
 
-def _correlate(taps: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """`A_s` and `B_s` of half of the lags, shape (lags, groups, side, side)."""
+def _products(taps: Tensor, width: int) -> Iterator[Tensor]:
+    """The products `K_t^T K_u` of each row of taps `t` with it and later rows, in blocks."""
     groups, count, tall, side = taps.shape
     wide = taps.permute(0, 2, 1, 3).reshape(groups, tall, count * side)
-    place = torch.arange(count, device=taps.device)
-    place = place // width * (2 * width - 1) + place % width
-    lags = taps.new_zeros(int(place[-1]) + 1, groups, side, side)
-    for tap in range(count):
-        products = taps[:, tap].mT @ wide[:, :, tap * side :]
-        products = products.view(groups, side, count - tap, side).permute(2, 0, 1, 3)
-        lags.index_add_(0, place[tap:] - place[tap], products)
+    for start in range(0, count * side, width * side):
+        yield wide[:, :, start : start + width * side].mT @ wide[:, :, start:]
+
+
+def _correlate(taps: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """`A_s` and `B_s` of half of the lags, shape (lags, groups, side, side)."""
+    groups, count, _, side = taps.shape
+    lags = taps.new_zeros((count // width - 1) * (2 * width - 1) + width, groups, side, side)
+    for products in _products(taps, width):
+        blocks = products.view(groups, width, side, -1, side).permute(1, 3, 0, 2, 4)
+        first, second = torch.triu_indices(*blocks.shape[:2], device=taps.device)
+        lag = second // width * (2 * width - 1) + second % width - first
+        lags.index_add_(0, lag, blocks[first, second])
     even, odd = lags + lags.mT, lags - lags.mT
     even[0] = lags[0]
     return even, odd
