@@ -146,7 +146,7 @@ class _Columns:
         while len(left) > 1 and step > SCREEN and level > 0:
             # As many levels as fit into what is factorised at once.
             count = max(1, LANES // len(left))
-            levels = level * (1 + step * np.arange(1, count + 1))
+            levels = level * (1 + step * np.arange(1, count + 1, dtype=np.float64))
             above = self._find_above(left, levels)
             passed = int(above.any(axis=0).sum())
             if passed:
