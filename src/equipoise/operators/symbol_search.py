@@ -95,8 +95,13 @@ def _narrow(symbol: Symbol, numbers: Tensor, error: float) -> tuple[float, int, 
     rest = numbers[
         [number for number in columns.left(_reduced(largest, error)) if number not in looked]
     ]
-    # Without this, each of those that are about as large would be looked at for itself.
-    return largest, worst, rest[_unproven(symbol, rest, largest)] if len(rest) else rest
+    if len(rest):  # else each of many that are about as large would be looked at for itself
+        rest = rest[_unproven(symbol, rest, largest)]
+    if len(rest) <= FEW:
+        for number in rest.tolist():
+            largest, worst = max((largest, worst), (_largest(symbol, number), number))
+        rest = rest[:0]
+    return largest, worst, rest
 
 
 class _Columns:
