@@ -5,6 +5,9 @@ compiled loop knows is iterated there, for as long as each residual falls and no
 target: looks at which the monitor would have decided nothing. Where a look may decide something,
 the loop stops, and the map is evaluated by the cell itself: no sample ends by what the compiled
 loop computed.
+
+For many samples the cell evaluates its map in each step, and what lies between two evaluations is
+one call of a kernel: the look at the last one, and the step to the next.
 """
 
 from __future__ import annotations
@@ -31,10 +34,15 @@ class CompiledRuns:
     Attributes:
         anderson: Anderson acceleration, if there is that.
         conjugate: Conjugate gradient, likewise.
+        evaluate: The map itself, where products of many samples are best left to torch: writes its
+            value at its first argument into the second.
+        product: The product with the Jacobian, likewise.
     """
 
     anderson: Callable[..., Any] | None = None
     conjugate: Callable[..., Any] | None = None
+    evaluate: Callable[[Tensor, Tensor], Any] | None = None
+    product: Callable[[Tensor, Tensor], Any] | None = None
 
 
 class Limits:

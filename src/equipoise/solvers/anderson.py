@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -66,9 +67,11 @@ class _Mix(Rule):
     and so get no weight: all operations have one shape from the first step on.
     """
 
+    runs_ahead = True
+
     def __init__(self, solver: Anderson, problem: Problem, z: Tensor) -> None:
         limits = torch.finfo(z.dtype)
-        self.pair, self.halves = problem.pair, problem.halves
+        self.pair, self.halves, self.factor = problem.pair, problem.halves, problem.factor
         self.kernels = find_kernels(z)
         self.in_arrays = self.kernels is None and z.is_cpu and z.numel() <= MAX_ARRAY
         self.damping = solver.damping
@@ -209,14 +212,18 @@ class _Mix(Rule):
 
     def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
         mixing = self.memory > 1 and self.all_mixing and not self.plain_rate
-        if runs.anderson is None or self.kernels is None or not mixing:
+        if self.kernels is None or not mixing:
             return None
         if self.count == 0:
             self._allocate(at)
+        if runs.evaluate is not None:
+            return self._run_many(at, runs.evaluate, limits)
+        return None if runs.anderson is None else self._run_few(at, runs.anderson, limits)
+
+    def _run_few(self, at: Point, anderson: Callable[..., Any], limits: Limits) -> Ahead:
         z, f, good, size = at.z.clone(), at.f.clone(), torch.empty_like(at.f), at.size.clone()
-        # Every residual is below 0.9 times infinity.
-        mark = np.full(len(z), np.inf) if self.mark is None else self.mark.astype(float)
-        looks, steps, rests = runs.anderson(
+        mark = self._mark(len(z))
+        looks, steps, rests = anderson(
             z.numpy(),
             f.numpy(),
             size.numpy(),
@@ -246,6 +253,58 @@ class _Mix(Rule):
                 steps, looks, looks, z, z, Point(z, f, None, at.norm).keep_size(size), True
             )
         return Ahead(steps, looks, steps - 1, good, z)
+
+    def _run_many(
+        self, at: Point, evaluate: Callable[[Tensor, Tensor], Any], limits: Limits
+    ) -> Ahead:
+        """Make steps between evaluations by the cell: each is one look and one step at once."""
+        z, f, before = at.z, at.f, at.z
+        free, value = torch.empty_like(f), torch.empty_like(f)
+        mark, steps, looks, seen = self._mark(len(z)), 0, 0, True
+        size, scale = np.empty((2, len(z)))
+        while True:
+            found = self.kernels.mix_on(
+                as_rows(z),
+                as_rows(f),
+                self.halves,
+                self.factor,
+                self.damping,
+                *self.arrays,
+                self.gram,
+                self.inverse,
+                self.count,
+                self.diagonal,
+                self.smallest,
+                mark,
+                limits.tolerance,
+                limits.progress,
+                limits.guard,
+                limits.best,
+                seen,
+                size,
+                scale,
+                free.numpy(),
+            )
+            if found and not seen:
+                limits.sizes[looks], limits.scales[looks] = size, scale
+                looks, seen = looks + 1, True
+            if found < 2:
+                break
+            # The start is not ours to write to.
+            before, z, free = z, free, torch.empty_like(free) if z is at.z else z
+            f = value
+            evaluate(z, f)
+            self.count, steps, seen = self.count + 1, steps + 1, False
+            if steps == limits.steps:
+                break
+        self.mark = mark if np.isfinite(mark).all() else self.mark
+        there = Point(z, f, None, at.norm, at.lengths)
+        return Ahead(steps, looks, steps, z if seen else before, z, there, seen)
+
+    def _mark(self, samples: int) -> np.ndarray:
+        """Return a copy of the residuals at the last round."""
+        # Every residual is below 0.9 times infinity.
+        return np.full(samples, np.inf) if self.mark is None else self.mark.astype(float)
 
     def _mix(self, slot: int, value: Tensor, gap: Tensor) -> Tensor:
         """Return the next iterate, given the value and the gap that go into a slot."""

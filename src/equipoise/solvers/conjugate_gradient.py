@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -74,6 +75,8 @@ class _Conjugate(KrylovRule):
 class _CompiledConjugate(KrylovRule):
     """The same in two calls of compiled kernels, before and after the product."""
 
+    runs_ahead = True
+
     def __init__(self, problem: Problem, kernels: Any) -> None:
         super().__init__(problem)
         self.kernels = kernels
@@ -106,14 +109,57 @@ class _CompiledConjugate(KrylovRule):
         return Move(z, None, self.left, *lengths.unbind(0))
 
     def run_ahead(self, at: Point, runs: CompiledRuns, limits: Limits) -> Ahead | None:
-        if runs.conjugate is None:
-            return None
+        if runs.product is not None:
+            return self._run_many(at, runs.product, limits)
+        return None if runs.conjugate is None else self._run_few(at, runs.conjugate, limits)
+
+    def _run_many(
+        self, at: Point, product: Callable[[Tensor, Tensor], Any], limits: Limits
+    ) -> Ahead:
+        """Make steps between products by the cell: each is one look and one step at once."""
+        z, gap, size = at.z.contiguous(), at.gap.clone(), at.size
+        direction = gap.clone() if self.direction is None else self.direction.clone()
+        if self.size is not None:
+            self.kernels.turn(gap.numpy(), size.numpy(), self.size.numpy(), direction.numpy())
+        free, image = torch.empty_like(gap), torch.empty_like(gap)
+        floor, last_size, looks, steps, passed = self.problem.scale_floor(), size, 0, 0, True
+        while passed:
+            steps += 1
+            product(direction, image)
+            lengths = gap.new_empty(3, len(gap))
+            passed = self.kernels.go_on(
+                z.numpy(),
+                gap.numpy(),
+                direction.numpy(),
+                image.numpy(),
+                size.numpy(),
+                floor.numpy(),
+                self.problem.forcing,
+                limits.tolerance,
+                limits.progress if steps < limits.steps else 0.0,  # the last look is not passed
+                limits.guard,
+                limits.best,
+                free.numpy(),
+                *lengths.numpy(),
+            )
+            # The start is not ours to write to.
+            before, z, free = z, free, torch.empty_like(free) if steps == 1 else z
+            last_size, (size, length, scale) = size, lengths.unbind(0)
+            if passed:
+                limits.sizes[looks], limits.scales[looks] = size.numpy(), scale.numpy()
+                looks += 1
+        self.direction, self.size, self.owned = direction, last_size, True
+        there = Point.predicted(Move(z, None, gap, size, length), at.norm)
+        self.left = gap
+        return Ahead(steps, looks, steps, before, z, there)
+
+    def _run_few(self, at: Point, conjugate: Callable[..., Any], limits: Limits) -> Ahead:
         turned = self.direction is not None
         z, gap, size = at.z.contiguous().clone(), at.gap.clone(), at.size.clone()
         direction = torch.empty_like(z) if self.direction is None else self.direction.clone()
         last_size = size.clone() if self.size is None else self.size.clone()
         good, length = torch.empty_like(z), torch.empty_like(size)
-        looks, steps = runs.conjugate(
+        looks, steps = conjugate(
             z.numpy(),
             gap.numpy(),
             direction.numpy(),

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.solvers.ahead import CompiledRuns
+from equipoise.solvers.kernels import find_kernels
 from equipoise.solvers.problem import Linearization, Problem, Work
 
 __all__ = ["CoordinateProblem", "Coordinates", "ExtremeUnits", "Reduced", "ReducedSystem"]
@@ -28,7 +30,7 @@ class Coordinates:
 
     Attributes:
         start: Where to start, shape (samples, width).
-        step: The map.
+        step: The map; writes its value into the second argument where there is one.
         factor: See above.
         decode: Returns the state, given its coordinates.
         select_rows: Returns the same for some samples, given their row numbers; its `start` does
@@ -36,7 +38,7 @@ class Coordinates:
     """
 
     start: Tensor
-    step: Callable[[Tensor], Tensor]
+    step: Callable[..., Tensor]
     factor: float
     decode: Callable[[Tensor], Tensor]
     select_rows: Callable[[Tensor], Coordinates]
@@ -111,6 +113,9 @@ class CoordinateProblem(Problem):
 
     def scaled(self, unit: Tensor) -> Problem:
         raise ExtremeUnits
+
+    def compiled(self, z: Tensor) -> CompiledRuns | None:
+        return None if find_kernels(z) is None else CompiledRuns(evaluate=self.coordinates.step)
 
     def linearize(self, z: Tensor) -> Linearization:
         raise ValueError("Coordinates are for solvers that combine iterates and values.")

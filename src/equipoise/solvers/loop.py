@@ -181,7 +181,8 @@ def _drive(
     del z, f  # as below: so that each is free before the next is made
     # Every look of a path is wanted.
     alone = every == 1 and not trace and not states and not solver.runs_all_steps
-    runs = problem.compiled(at.z) if alone and monitor.may_run_ahead() else None
+    able = alone and rule.runs_ahead and monitor.may_run_ahead()
+    runs = problem.compiled(at.z) if able else None
     step = -1
     while step < stop.max_steps:
         step += 1

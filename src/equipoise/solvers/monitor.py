@@ -298,7 +298,7 @@ class Monitor:
     def may_run_ahead(self) -> bool:
         """Return whether the next looks may be passed if every sample is on its way."""
         plain = type(self.measure) is Measure and self.measure.units is None
-        return plain and self.few is not None and self.waiting is None and not self.idle
+        return plain and self.waiting is None and not self.idle
 
     def limits(self, step: int, problem: Problem, at: Point) -> Limits:
         """Return between which residuals looks decide nothing; `at` was looked at."""

@@ -250,7 +250,7 @@ class Point:
         lengths: Returns those of `f - z` and of `f`, given `z` and `f`, faster than `norm` does.
     """
 
-    __slots__ = ("_gap", "_length", "_lengths", "_size", "f", "norm", "z")
+    __slots__ = ("_gap", "_length", "_size", "f", "lengths", "norm", "z")
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class Point:
         self.f = f
         self.norm = norm
         self._gap = gap
-        self._lengths = lengths
+        self.lengths = lengths
         self._size: Tensor | None = None
         self._length: Tensor | None = None
 
@@ -294,8 +294,8 @@ class Point:
     def size(self) -> Tensor:
         """Length of each row of `gap`, shape (samples,)."""
         if self._size is None:
-            if self._lengths is not None and self._gap is None:
-                self._size, self._length = self._lengths(self.z, self.f)
+            if self.lengths is not None and self._gap is None:
+                self._size, self._length = self.lengths(self.z, self.f)
             else:
                 self._size = self.norm(self.gap)
         return self._size
@@ -338,7 +338,13 @@ class Move(NamedTuple):
 
 
 class Rule(ABC):
-    """The working memory of one solver during one solve."""
+    """The working memory of one solver during one solve.
+
+    Attributes:
+        runs_ahead: Whether `run_ahead` may make steps.
+    """
+
+    runs_ahead: ClassVar[bool] = False
 
     @abstractmethod
     def advance(self, at: Point) -> Move:

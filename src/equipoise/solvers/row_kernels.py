@@ -16,7 +16,16 @@ from numba import types
 
 from equipoise.core.compiled import compiled
 
-__all__ = ["compile_for", "measure", "mix", "move_along", "turn"]
+__all__ = [
+    "compile_for",
+    "go_on",
+    "measure",
+    "mix",
+    "mix_on",
+    "move_along",
+    "on_their_way",
+    "turn",
+]
 
 BLOCK = 1024
 """Columns handled at once, so that what is summed up stays near."""
@@ -107,6 +116,78 @@ def solve_small(gram, right, matrix, found):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def take_row(  # type: ignore[no-untyped-def]
+    a, b, halves, damping, values, gaps, gram, inverse, slot, used, diagonal, smallest, work
+):
+    """Put a point of one row into a slot; return the squares of its gap and of its value.
+
+    `values`, `gaps`, `gram` and `inverse` are what is remembered of the row.
+    """
+    memory, width = values.shape
+    second, products = work
+    columns = width // 2 if halves else width
+    value, gap = values[slot], gaps[slot]
+    if damping == 1:
+        for i in range(width):
+            value[i] = b[i]
+    else:
+        part = a.dtype.type(damping)
+        for i in range(width):
+            value[i] = a[i] + part * (b[i] - a[i])
+    for j in range(memory):
+        products[j] = 0.0
+    square = a.dtype.type(0)
+    for start in range(0, columns, BLOCK):
+        stop = min(start + BLOCK, columns)
+        first = gap[start:stop]
+        subtract(b[start:stop], a[start:stop], first)
+        other, mirror = first, b[start:stop]
+        if halves:
+            other = second[: stop - start]
+            left, right_end = columns + start, columns + stop
+            subtract(b[left:right_end], a[left:right_end], other)
+            mirror = b[left:right_end]
+        square += dot(b[start:stop], mirror)
+        for j in range(used):
+            products[j] += dot(gaps[j, start:stop], other)
+    own = products[slot]
+    inverse[slot] = 1 / np.sqrt(smallest if own < smallest else own)
+    for j in range(memory):
+        products[j] *= inverse[j] * inverse[slot]
+    products[slot] = diagonal
+    for j in range(memory):
+        gram[slot, j] = gram[j, slot] = products[j]
+    return own, square
+
+
+@compiled
+def combine_row(values, gram, inverse, used, work, out):  # type: ignore[no-untyped-def]
+    """Write the values of one row that are remembered, mixed."""
+    memory, width = values.shape
+    right, weight, matrix = work
+    largest = inverse[0]
+    for j in range(1, memory):
+        # A NaN among them stays, as it does in numpy.max.
+        if not inverse[j] <= largest:
+            largest = inverse[j]
+    for j in range(memory):
+        right[j] = inverse[j] / largest
+    solve_small(gram, right, matrix, weight)
+    total = 0.0
+    for j in range(memory):
+        weight[j] *= right[j]
+        total += weight[j]
+    for start in range(0, width, BLOCK):
+        stop = min(start + BLOCK, width)
+        for j in range(used):
+            factor = values.dtype.type(weight[j] / total)
+            if j == 0:
+                put_multiple(factor, values[j, start:stop], out[start:stop])
+            else:
+                add_multiple(factor, values[j, start:stop], out[start:stop])
+
+
+@compiled
 def mix(  # type: ignore[no-untyped-def]
     z, f, halves, damping, values, gaps, places, gram, inverse, slot, count, diagonal, smallest, out
 ):
@@ -115,68 +196,71 @@ def mix(  # type: ignore[no-untyped-def]
     `count` is the number of this step, from 1, and row `r` of the state has its memory at
     `places[r]` of `values` and `gaps`. The next iterate is written to `out`.
     """
-    rows, width = z.shape
     memory = values.shape[1]
-    columns = width // 2 if halves else width
     used = min(count, memory)
-    second = np.empty(BLOCK, z.dtype)
-    products, row = np.empty(memory), np.empty(memory)
-    right, weight = np.empty(memory), np.empty(memory)
-    matrix = np.empty((memory, memory))
-    part = z.dtype.type(damping)
-    for r in range(rows):
+    taking = np.empty(BLOCK, z.dtype), np.empty(memory)
+    mixing = np.empty(memory), np.empty(memory), np.empty((memory, memory))
+    for r in range(len(z)):
         place = places[r]
-        a, b, value, gap = z[r], f[r], values[place, slot], gaps[place, slot]
-        if damping == 1:
-            for i in range(width):
-                value[i] = b[i]
-        else:
-            for i in range(width):
-                value[i] = a[i] + part * (b[i] - a[i])
-        for j in range(memory):
-            products[j] = 0.0
-        for start in range(0, columns, BLOCK):
-            stop = min(start + BLOCK, columns)
-            first = gap[start:stop]
-            subtract(b[start:stop], a[start:stop], first)
-            other = first
-            if halves:
-                other = second[: stop - start]
-                left, right_end = columns + start, columns + stop
-                subtract(b[left:right_end], a[left:right_end], other)
-            for j in range(used):
-                products[j] += dot(gaps[place, j, start:stop], other)
-        square = products[slot]
-        inverse[r, slot] = 1 / np.sqrt(smallest if square < smallest else square)
-        for j in range(memory):
-            row[j] = products[j] * inverse[r, j] * inverse[r, slot]
-        row[slot] = diagonal
-        for j in range(memory):
-            gram[r, slot, j] = gram[r, j, slot] = row[j]
+        take_row(
+            z[r], f[r], halves, damping, values[place], gaps[place], gram[r], inverse[r], slot,
+            used, diagonal, smallest, taking,
+        )  # fmt: skip
         if count == 1:
-            for i in range(width):
-                out[r, i] = value[i]
-            continue
-        largest = inverse[r, 0]
-        for j in range(1, memory):
-            # A NaN among them stays, as it does in numpy.max.
-            if not inverse[r, j] <= largest:
-                largest = inverse[r, j]
-        for j in range(memory):
-            right[j] = inverse[r, j] / largest
-        solve_small(gram[r], right, matrix, weight)
-        total = 0.0
-        for j in range(memory):
-            weight[j] *= right[j]
-            total += weight[j]
-        for start in range(0, width, BLOCK):
-            stop = min(start + BLOCK, width)
-            for j in range(used):
-                factor = z.dtype.type(weight[j] / total)
-                if j == 0:
-                    put_multiple(factor, values[place, j, start:stop], out[r, start:stop])
-                else:
-                    add_multiple(factor, values[place, j, start:stop], out[r, start:stop])
+            out[r] = values[place, slot]
+        else:
+            combine_row(values[place], gram[r], inverse[r], used, mixing, out[r])
+
+
+@compiled
+def on_their_way(size, scale, best, guard, tolerance, progress):  # type: ignore[no-untyped-def]
+    """Return whether each residual has fallen and none has reached its target."""
+    for r in range(len(size)):
+        if not (guard[r] + tolerance * scale[r] < size[r] < progress * best[r]):
+            return False
+    return True
+
+
+@compiled
+def mix_on(  # type: ignore[no-untyped-def]
+    z, f, halves, factor, damping, values, gaps, places, gram, inverse, count, diagonal, smallest,
+    mark, tolerance, progress, guard, best, seen, size, scale, out,
+):  # fmt: skip
+    """Look at a point, and make a step of Anderson acceleration if the look decides nothing.
+
+    `count` steps were made before. Return 0 if the look, unless `seen`, may decide something, 1 if
+    a rest is due, and else 2. What is remembered has the point in any case; to put it there again
+    changes nothing. Writes residuals and scales, `best`, and `mark`.
+    """
+    memory = values.shape[1]
+    slot, used = count % memory, min(count + 1, memory)
+    taking = np.empty(BLOCK, z.dtype), np.empty(memory)
+    for r in range(len(z)):
+        place = places[r]
+        gaps_square, square = take_row(
+            z[r], f[r], halves, damping, values[place], gaps[place], gram[r], inverse[r], slot,
+            used, diagonal, smallest, taking,
+        )  # fmt: skip
+        # Rounding may make a product of nearly equal rows negative; NaN stays.
+        size[r] = 0 if gaps_square < 0 else np.sqrt(gaps_square * factor)
+        scale[r] = 0 if square < 0 else np.sqrt(square * factor)
+    if not seen:
+        if not on_their_way(size, scale, best, guard, tolerance, progress):
+            return 0
+        best[:] = size
+    if slot == 0:
+        for r in range(len(size)):
+            if not size[r] < 0.9 * mark[r]:
+                return 1
+        mark[:] = size
+    mixing = np.empty(memory), np.empty(memory), np.empty((memory, memory))
+    for r in range(len(z)):
+        place = places[r]
+        if count == 0:
+            out[r] = values[place, slot]
+        else:
+            combine_row(values[place], gram[r], inverse[r], used, mixing, out[r])
+    return 2
 
 
 @compiled
@@ -219,6 +303,25 @@ def move_along(  # type: ignore[no-untyped-def]
         length[r] = np.sqrt(values)
 
 
+@compiled
+def go_on(  # type: ignore[no-untyped-def]
+    z, gap, direction, product, size, floor, forcing, tolerance, progress, guard, best, next_z,
+    next_size, length, scale,
+):  # fmt: skip
+    """Go along a direction of conjugate gradient, look, and turn if the look decides nothing.
+
+    Return whether it does not. Writes as `move_along` and `turn` do, and scales and `best`.
+    """
+    move_along(z, gap, direction, product, size, next_z, next_size, length)
+    for r in range(len(size)):
+        scale[r] = floor[r] if forcing or length[r] < floor[r] else length[r]
+    if not on_their_way(next_size, scale, best, guard, tolerance, progress):
+        return False
+    best[:] = next_size
+    turn(gap, next_size, size, direction)
+    return True
+
+
 def compile_for(dtype: np.dtype) -> bool:
     """Compile every kernel for states of a dtype, or load what was compiled before.
 
@@ -226,13 +329,18 @@ def compile_for(dtype: np.dtype) -> bool:
     """
     number = types.float32 if dtype == np.float32 else types.float64
     row, table, cube = number[::1], number[:, ::1], number[:, :, ::1]
-    small, smaller = types.float64[:, :, ::1], types.float64[:, ::1]
+    small, smaller, line = types.float64[:, :, ::1], types.float64[:, ::1], types.float64[::1]
     yes, whole, real, places = types.boolean, types.int64, types.float64, types.int64[::1]
     # fmt: off
     measure.compile((table, table, yes, number, row, row))
     mix.compile((table, table, yes, real, cube, cube, places, small, smaller, whole, whole, real,
                  real, table))
+    mix_on.compile((table, table, yes, real, real, cube, cube, places, small, smaller, whole, real,
+                    real, line, real, real, line, line, yes, line, line, table))
     turn.compile((table, row, row, table))
     move_along.compile((table, table, table, table, row, table, row, row))
+    go_on.compile((table, table, table, table, row, row, yes, real, real, line, line, table, row,
+                   row, row))
     # fmt: on
-    return any(kernel.stats.cache_misses for kernel in (measure, mix, turn, move_along))
+    kernels = (measure, mix, mix_on, turn, move_along, go_on)
+    return any(kernel.stats.cache_misses for kernel in kernels)

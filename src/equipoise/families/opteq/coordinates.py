@@ -10,7 +10,9 @@ from torch import Tensor
 
 from equipoise.families.opteq.linearization import LinearLayer
 from equipoise.prox.activation import Activation
+from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import Coordinates, ReducedSystem
+from equipoise.solvers.kernels import find_kernels
 from equipoise.solvers.problem import Linearization
 
 __all__ = ["HiddenUnits", "hidden_system"]
@@ -57,9 +59,9 @@ class HiddenUnits:
     def _from(self, start: Tensor) -> Coordinates:
         return Coordinates(start, self._step, self.factor, self._decode, self._select_rows)
 
-    def _step(self, u: Tensor) -> Tensor:
+    def _step(self, u: Tensor, out: Tensor | None = None) -> Tensor:
         q, p = u.chunk(2, dim=1)
-        value = torch.empty_like(u)
+        value = torch.empty_like(u) if out is None else out
         left, right = value.chunk(2, dim=1)
         hidden = self.activation.overwrite(torch.add(p, self.c, out=left))
         if self.rest:
@@ -109,14 +111,19 @@ def hidden_system(
 
 
 def _product(root: Tensor, K: Tensor, factor: float) -> Linearization:
-    def product(y: Tensor) -> Tensor:
-        image = (root * y) @ K
+    def product(y: Tensor, out: Tensor | None = None) -> Tensor:
+        scaled = root * y
+        image = scaled @ K if out is None else torch.mm(scaled, K, out=out)
         image.mul_(root)
         return image if factor == 1 else image.mul_(factor)
+
+    def compiled() -> CompiledRuns | None:
+        return None if find_kernels(root) is None else CompiledRuns(product=product)
 
     return Linearization(
         root,
         product,
         product,
         select_rows=lambda rows: _product(root.index_select(0, rows), K, factor),
+        compiled=compiled,
     )

@@ -19,6 +19,7 @@ from equipoise.solvers.row_kernels import (
     measure,
     mix,
     move_along,
+    on_their_way,
     turn,
 )
 
@@ -44,15 +45,6 @@ def layer_product(W, slope, v, out):  # type: ignore[no-untyped-def]
         for r in range(len(v)):
             if slope[r, i] != 0:
                 add_multiple(slope[r, i] * dot(W[i], v[r]), W[i], out[r])
-
-
-@compiled
-def on_their_way(size, scale, best, guard, tolerance, progress):  # type: ignore[no-untyped-def]
-    """Return whether each residual has fallen and none has reached its target."""
-    for r in range(len(size)):
-        if not (guard[r] + tolerance * scale[r] < size[r] < progress * best[r]):
-            return False
-    return True
 
 
 @compiled
