@@ -250,7 +250,7 @@ class _Mix(Rule):
         self.mark = mark if np.isfinite(mark).all() else self.mark
         if rests:
             return Ahead(
-                steps, looks, looks, z, z, Point(z, f, None, at.norm).keep_size(size), True
+                steps, looks, looks, z, z, Point(z, f, None, at.norm).keep_sizes(size), True
             )
         return Ahead(steps, looks, steps - 1, good, z)
 
@@ -261,7 +261,8 @@ class _Mix(Rule):
         z, f, before = at.z, at.f, at.z
         free, value = torch.empty_like(f), torch.empty_like(f)
         mark, steps, looks, seen = self._mark(len(z)), 0, 0, True
-        size, scale = np.empty((2, len(z)))
+        lengths = z.new_empty(2, len(z))
+        size, scale = lengths.numpy()
         while True:
             found = self.kernels.mix_on(
                 as_rows(z),
@@ -299,6 +300,8 @@ class _Mix(Rule):
                 break
         self.mark = mark if np.isfinite(mark).all() else self.mark
         there = Point(z, f, None, at.norm, at.lengths)
+        if found < 2:
+            there.keep_sizes(*lengths.unbind(0))
         return Ahead(steps, looks, steps, z if seen else before, z, there, seen)
 
     def _mark(self, samples: int) -> np.ndarray:

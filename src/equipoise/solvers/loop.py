@@ -266,8 +266,8 @@ def _verify(
     Samples that have drifted continue from where they are; with `unsure` those too whose residual
     stalled where rounding may be the reason.
     """
-    before = torch.full_like(solution.residual, torch.inf)
-    if unsure:
+    before: Tensor | None = None
+    if unsure and not solution.all_converged:
         near = solution.residual <= NEAR_ROUNDING * torch.finfo(solution.residual.dtype).eps
         solution.status[near & (solution.status == Status.STALLED)] = int(Status.CONVERGED)
     while True:
@@ -275,9 +275,13 @@ def _verify(
         f = problem.evaluate_last(z)
         solution.residual, solution.scale, reached = assess(problem, z, f, stop, start)
         solution.evaluations += 1
+        if bool(reached.all()):
+            return
         short = solution.converged & ~reached
-        if bool(short.any()) and not before.isfinite().any():
-            refuse_coupling(problem, z, f, solution.residual, short, stop)
+        if before is None:
+            before = torch.full_like(solution.residual, torch.inf)
+            if bool(short.any()):
+                refuse_coupling(problem, z, f, solution.residual, short, stop)
         # Starting again has not helped: the recurrence drifts faster than it converges.
         stuck = short & ~(solution.residual < PROGRESS * before)
         finite = solution.residual.isfinite()

@@ -142,13 +142,16 @@ class Measure:
         if self.units is not None:
             return None
         most, settled = min(self.high, stop.growth), self.settled / stop.tolerance
-        starts = zip(self.start.tolist(), self.first.tolist(), strict=True)
-        for now, size, (start, first) in zip(residual, scale, starts, strict=True):
+        starts = zip(self.start.tolist(), self.first.tolist(), self.worst.tolist(), strict=True)
+        for now, size, (start, first, worst) in zip(residual, scale, starts, strict=True):
             unit = max(size, settled * start)
             known = self.low < now < stop.growth and size < most and start < math.inf
-            beyond = size > start and (now > FALL * first or size > 2 * start)
-            if not known or beyond or not now <= stop.absolute + stop.tolerance * unit:
+            if not known or not now <= stop.absolute + stop.tolerance * unit:
                 return None
+            if size > start:  # what `_has_fallen` asks; `worst` may be larger, not smaller
+                enough = max(stop.target(max(start, worst)), FALL * first)
+                if now > enough or (size > 2 * start and self.eps * size > enough):
+                    return None
             units.append(unit)
         return units
 

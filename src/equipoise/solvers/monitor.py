@@ -8,7 +8,8 @@ from torch import Tensor
 
 from equipoise.solvers.ahead import Ahead, Limits
 from equipoise.solvers.dropping import DropRule
-from equipoise.solvers.measure import Measure, as_array, pick_measure
+from equipoise.solvers.kernels import as_rows, find_kernels
+from equipoise.solvers.measure import FALL, Measure, as_array, pick_measure
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Solution, Status, Stop, Trace
 
@@ -145,14 +146,16 @@ class Monitor:
         self.drop_rule: DropRule | None = None
         self.finishes = 0  # looks at which some sample ended
         self.status = np.zeros(count, dtype=np.int64)
-        self.residual = np.zeros(count)
-        self.scale = np.zeros(count)
+        self.numbers = np.zeros((2, count))
+        self.residual, self.scale = self.numbers
         self.start = np.zeros(self.measure.start.shape)  # the sizes of the start
-        self.steps = np.zeros(count, dtype=np.int64)
-        self.evaluations = np.zeros(count, dtype=np.int64)
+        self.counts = np.zeros((2, count), dtype=np.int64)
+        self.steps, self.evaluations = self.counts
         self.path: tuple[list[Tensor], list[np.ndarray]] | None = ([], []) if trace else None
         self.kept: dict[int, Tensor] = {}  # whole iterates, by step
         self.few = self._few(count)
+        plain = type(self.measure) is Measure and self.path is None and not runs_all_steps
+        self.kernels = find_kernels(z) if plain else None
         # The largest residual in units of the smallest target, now and at the look before.
         self.excess = self.last_excess = np.nan
         self.recorded = problem.records_end
@@ -200,6 +203,10 @@ class Monitor:
             if self._change_units(residual, scale, at):
                 return None
             measure.begin(residual, scale, at)
+        elif self.kernels is not None and 0 < step < stop.max_steps:
+            ended = self._end_rows(step, problem, z, residual, scale)
+            if ended is not None:
+                return self._leave(step, problem) if self.idle else None
         fell = residual < PROGRESS * self.mark
         if self.idle:
             fell |= ~self.going
@@ -239,6 +246,57 @@ class Monitor:
         self.evaluations[:] = problem.work.count - self.before
         self._end()
         return True
+
+    def _end_rows(
+        self, step: int, problem: Problem, z: Tensor, residual: np.ndarray, scale: np.ndarray
+    ) -> int | None:
+        """Do the same for many samples, of which some may be on their way, in one compiled call.
+
+        Says how many end, or None, without having changed anything, where `_judge` must decide.
+        """
+        stop, measure = self.stop, self.measure
+        if measure.units is not None or self.waiting is not None:
+            return None
+        value = self.value
+        if value is None:
+            value = z.new_empty(len(self.status), z.shape[1])
+        unit = np.empty(len(residual))
+        ended: int = self.kernels.end_rows(
+            residual,
+            scale,
+            self.going,
+            self.mark.astype(float),
+            measure.start,
+            measure.first,
+            measure.worst,
+            self.samples,
+            stop.absolute,
+            stop.tolerance,
+            PROGRESS,
+            measure.settled / stop.tolerance,
+            FALL,
+            measure.eps,
+            measure.low,
+            measure.high,
+            stop.growth,
+            step,
+            problem.work.count - self.before,
+            as_rows(z),
+            unit,
+            self.numbers,
+            self.counts,
+            self.start,
+            value.numpy(),
+        )
+        if ended < 0:
+            return None
+        self._remember(residual)
+        self.best, self.best_scale, self.best_z = residual, unit, z
+        self.mark, self.improved = residual, self.looks
+        if ended:
+            self.value, self.idle, self.few = value, True, None
+            self.finishes += 1
+        return ended
 
     def _judge(
         self,
@@ -307,7 +365,7 @@ class Monitor:
             if followed is not None:
                 self.best, self.best_scale = followed
                 self.mark = self.best
-        if not self.recorded:
+        if self.few is not None and not self.recorded:
             self._note_excess(as_array(at.size), as_array(problem.scale(at)))
         return Limits(
             tolerance=self.stop.tolerance,

@@ -278,9 +278,9 @@ class Point:
 
     # One of these is made for each step: cached_property takes a lock, and longer than the norm.
 
-    def keep_size(self, size: Tensor) -> Point:
-        """Take the length of the gap from somebody who knows it; return the point."""
-        self._size = size
+    def keep_sizes(self, size: Tensor, length: Tensor | None = None) -> Point:
+        """Take the length of the gap, or that of `f`, too, from who knows it; return the point."""
+        self._size, self._length = size, length
         return self
 
     @property

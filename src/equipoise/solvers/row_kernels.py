@@ -18,6 +18,7 @@ from equipoise.core.compiled import compiled
 
 __all__ = [
     "compile_for",
+    "end_rows",
     "go_on",
     "measure",
     "mix",
@@ -222,6 +223,48 @@ def on_their_way(size, scale, best, guard, tolerance, progress):  # type: ignore
 
 
 @compiled
+def end_rows(  # type: ignore[no-untyped-def]
+    residual, scale, going, mark, start, first, worst, samples, absolute, tolerance, progress,
+    settled, fall, eps, low, high, growth, step, evaluations, z, unit, numbers, counts, starts,
+    value,
+):  # fmt: skip
+    """Judge rows, and write down which have converged, if nothing else is to be seen.
+
+    Return how many have, or -1 if a row at work has not fallen, or is in one of the rare cases;
+    then nothing but `unit` is written. `Monitor` and `Measure` say what is judged, and how.
+
+    `numbers` gets relative residuals and what they are relative to, `counts` steps and evaluations,
+    `starts` sizes of the start and `value` iterates, each by sample.
+    """
+    most, ended = min(high, growth), 0
+    for r in range(len(residual)):
+        now, size, least = residual[r], scale[r], settled * start[r]
+        unit[r] = least if size < least else size
+        if not going[r]:
+            continue
+        if not (low < now < growth and size < most and start[r] < np.inf):
+            return -1
+        if not now < progress * mark[r]:
+            return -1
+        if now <= absolute + tolerance * unit[r]:
+            ended += 1
+            if size > start[r]:
+                largest = worst[r] if worst[r] > start[r] else start[r]
+                enough = max(absolute + tolerance * largest, fall * first[r])
+                if now > enough or (size > 2 * start[r] and eps * size > enough):
+                    return -1
+    if ended:
+        for r in range(len(residual)):
+            if going[r] and residual[r] <= absolute + tolerance * unit[r]:
+                sample, going[r] = samples[r], False
+                numbers[0, sample], numbers[1, sample] = residual[r] / unit[r], unit[r]
+                counts[0, sample], counts[1, sample] = step, evaluations
+                starts[sample] = start[r]
+                value[sample] = z[r]
+    return ended
+
+
+@compiled
 def mix_on(  # type: ignore[no-untyped-def]
     z, f, halves, factor, damping, values, gaps, places, gram, inverse, count, diagonal, smallest,
     mark, tolerance, progress, guard, best, seen, size, scale, out,
@@ -331,16 +374,20 @@ def compile_for(dtype: np.dtype) -> bool:
     row, table, cube = number[::1], number[:, ::1], number[:, :, ::1]
     small, smaller, line = types.float64[:, :, ::1], types.float64[:, ::1], types.float64[::1]
     yes, whole, real, places = types.boolean, types.int64, types.float64, types.int64[::1]
+    flags, counts = types.boolean[::1], types.int64[:, ::1]
     # fmt: off
     measure.compile((table, table, yes, number, row, row))
     mix.compile((table, table, yes, real, cube, cube, places, small, smaller, whole, whole, real,
                  real, table))
     mix_on.compile((table, table, yes, real, real, cube, cube, places, small, smaller, whole, real,
-                    real, line, real, real, line, line, yes, line, line, table))
+                    real, line, real, real, line, line, yes, row, row, table))
+    end_rows.compile((row, row, flags, line, line, line, line, places, real, real, real, real, real,
+                      real, real, real, real, whole, whole, table, line, smaller, counts, line,
+                      table))
     turn.compile((table, row, row, table))
     move_along.compile((table, table, table, table, row, table, row, row))
     go_on.compile((table, table, table, table, row, row, yes, real, real, line, line, table, row,
                    row, row))
     # fmt: on
-    kernels = (measure, mix, mix_on, turn, move_along, go_on)
+    kernels = (measure, mix, end_rows, mix_on, turn, move_along, go_on)
     return any(kernel.stats.cache_misses for kernel in kernels)
