@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -155,7 +157,7 @@ class Monitor:
         self.kept: dict[int, Tensor] = {}  # whole iterates, by step
         self.few = self._few(count)
         plain = type(self.measure) is Measure and self.path is None and not runs_all_steps
-        self.kernels = find_kernels(z) if plain else None
+        self.kernels: Any = find_kernels(z) if plain else None
         # The largest residual in units of the smallest target, now and at the look before.
         self.excess = self.last_excess = np.nan
         self.recorded = problem.records_end
