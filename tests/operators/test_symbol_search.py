@@ -12,7 +12,11 @@ from torch import Tensor
 from equipoise import convolution_bound
 from equipoise.core.kernels import find_compiled, without_kernels
 from equipoise.operators import symbol_search
-from equipoise.operators.convolution_norm import convolution_within
+from equipoise.operators.convolution_norm import (
+    convolution_within,
+    separable_bound,
+    separable_within,
+)
 from equipoise.operators.symbol import KernelSymbol
 
 compiled_only = pytest.mark.skipif(
@@ -153,3 +157,39 @@ def test_kernels_see_the_matrices_of_the_symbol():
         real, imaginary = symbol.columns(compiled)
         for found, true in ((real, lower.real), (imaginary, lower.imag)):
             assert (found - true).abs().max() <= symbol.error()
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_bound_is_that_of_the_kernel_whatever_the_default_dtype(default):
+    kernel = CASES["random"]
+    expected = convolution_bound(kernel)
+    torch.set_default_dtype(default)
+    try:
+        found = convolution_bound(kernel)
+        within = convolution_within(kernel, 1.01 * float(expected))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+    assert within
+
+
+def test_bound_is_found_below_a_default_device_that_has_no_numbers():
+    kernel = CASES["random"]
+    with torch.device("meta"):
+        found = convolution_bound(kernel)
+    assert torch.equal(found, convolution_bound(kernel))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e-18, 1e-25, 1e-200, 1e-310])
+def test_kernel_far_below_a_limit_is_within_it(scale):
+    kernel = scale * CASES["random"].double()
+    assert convolution_within(kernel, 0.99)
+
+
+def test_separable_bound_is_not_below_a_norm_that_overflows():
+    depthwise = 1e155 * torch.tensor([[[[1.0, -1.0]]]], dtype=torch.float64)
+    pointwise = torch.full((1, 1, 1, 1), 1e155, dtype=torch.float64)
+    assert not separable_within(depthwise, pointwise, 1, 1e300)
+    assert not float(separable_bound(depthwise, pointwise, 1)) < 1e308

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import lru_cache
@@ -111,7 +112,8 @@ class KernelSymbol(Symbol):
             return None
         width, side = self.extent[1], self.side
         cosines, sines = _lag_waves(self.grid, self.extent, torch.float32)
-        even, odd = torch.zeros(2, cosines.shape[1], side * (side + 1) // 2)
+        shape = (2, cosines.shape[1], side * (side + 1) // 2)
+        even, odd = torch.zeros(shape, dtype=torch.float32, device=self.device)
         for products in _products(self._taps.float(), width):
             kernels.add_lags(products[0].numpy(), side, width, even.numpy(), odd.numpy())
         even[0] /= 2
@@ -160,6 +162,8 @@ class SeparableSymbol(Symbol):
         self.frequencies, self.device = half_grid(grid), taps.device
         sizes = float(taps.abs().amax()), float(mix.abs().amax())
         self.size = sizes[0] * sizes[1] if min(sizes) > 0 else sum(sizes) * 0.0
+        if all(map(math.isfinite, sizes)):  # only the product is not: the norm may be still
+            self.size = min(self.size, sys.float_info.max)
         self.side = len(taps)
         phases = self.frequencies @ _lattice(*map(range, taps.shape[2:])).T
         waves = torch.from_numpy(np.exp(-1j * phases)).to(self.device)

@@ -65,7 +65,9 @@ def is_below(symbol: Symbol, level: float) -> bool:
     """Return whether `|K(w)| <= level` is proven at all frequencies of the grid."""
     if symbol.size == 0 or not math.isfinite(symbol.size):
         return symbol.size == 0
-    square, error = (level / symbol.size) ** 2 * (1 - 2 * MARGIN), symbol.error()
+    # Far above any norm of matrices of entries up to 1; its square is a number of float32.
+    ratio = min(level / symbol.size, 1e18)
+    square, error = ratio**2 * (1 - 2 * MARGIN), symbol.error()
     numbers = torch.arange(len(symbol), device=symbol.device)
     columns = _Columns.of(symbol)
     if columns is not None:
@@ -121,7 +123,7 @@ class _Columns:
         entries = symbol.side * (symbol.side + 1) // 2
         if symbol.side > MAX_SIDE or entries * len(symbol) > MAX_COLUMNS:
             return None
-        like = torch.empty(entries, len(symbol), device=symbol.device)
+        like = torch.empty(entries, len(symbol), dtype=torch.float32, device=symbol.device)
         kernels = find_compiled(like, KERNELS)
         columns = kernels and symbol.columns(kernels)
         return columns and cls(kernels, symbol.side, *columns)
