@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from torch.nn.utils.parametrizations import weight_norm
 
 from equipoise.engine import OptimizerConfig, ScheduleConfig, TrainConfig, make_optimizer
 
@@ -168,8 +169,16 @@ def test_optimizer_spares_biases_and_scales_of_any_shape_from_decay():
                 [torch.nn.Conv1d(1, 4, 1), torch.nn.Conv2d(4, 1, 1, bias=False)]
             )
             self.norm = torch.nn.LayerNorm((4, 5, 5))
+            self.attention = torch.nn.MultiheadAttention(4, 1, add_bias_kv=True)
+
+    class Named(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Linear(4, 5)
 
     model = Scaled()
+    model.named = Named()
+    model.lengths = weight_norm(torch.nn.Conv1d(2, 4, 1))
     made = make_optimizer(model, OptimizerConfig("adamw", weight_decay=0.1))
     decayed = {
         id(weight)
@@ -181,4 +190,9 @@ def test_optimizer_spares_biases_and_scales_of_any_shape_from_decay():
         "row",
         "kernels.0.weight",
         "kernels.1.weight",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+        "named.bias.weight",
+        "lengths.parametrizations.weight.original0",
+        "lengths.parametrizations.weight.original1",
     }

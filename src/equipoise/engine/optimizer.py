@@ -9,12 +9,16 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from equipoise.core import SettingError
 from equipoise.engine.muon import Muon, hidden_matrices
 from equipoise.engine.settings import OptimizerConfig
 
 __all__ = ["Average", "make_optimizer", "parameter_rates"]
+
+_KERNELS = (nn.Conv1d, nn.ConvTranspose1d, ParametrizationList)
+"""What may have kernels, or their lengths, of shape `(channels, 1, 1)`."""
 
 
 def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.Optimizer:
@@ -64,9 +68,9 @@ def make_optimizer(model: nn.Module, settings: OptimizerConfig) -> torch.optim.O
 def _biases_and_scales(model: nn.Module) -> set[str]:
     """Return the names of the parameters that do not decay: they only move or scale values.
 
-    They have one dimension or are one number for each channel of an image, are called a bias, or
-    belong to a normalisation. The lengths of kernels, which weight normalisation trains apart, have
-    four dimensions and decay as kernels do.
+    They have one dimension or, as one number for each channel of an image, the shape
+    `(channels, 1, 1)`, are called a bias, or belong to a normalisation. The lengths of kernels,
+    which weight normalisation trains apart, decay as kernels do.
     """
     found = set[str]()
     for prefix, module in model.named_modules():
@@ -74,12 +78,20 @@ def _biases_and_scales(model: nn.Module) -> set[str]:
             channels = weight.dim() == 3 and weight.shape[1:] == (1, 1)
             if (
                 weight.dim() < 2
-                or (channels and not isinstance(module, nn.Conv1d | nn.ConvTranspose1d))
-                or any(word in ("bias", "biases") for word in name.split(".")[-2:])
+                or (channels and not isinstance(module, _KERNELS))
+                or _is_bias(name)
                 or isinstance(module, nn.LayerNorm | nn.RMSNorm)
             ):
                 found.add(name)
     return found
+
+
+def _is_bias(name: str) -> bool:
+    """Whether a parameter is called a bias; one of a list or parametrized may be, too."""
+    words = name.split(".")
+    while words and (words[-1].isdigit() or words[-1].startswith("original")):
+        words.pop()
+    return bool(words) and words[-1].split("_")[0] in ("bias", "biases")
 
 
 def parameter_rates(names: Iterable[str], rates: Mapping[str, float]) -> dict[str, float]:

@@ -160,7 +160,7 @@ class OptimizerConfig:
         learning_rate: The largest learning rate of the schedule.
         weight_decay: Strength of the weight decay.
         decay_all: Whether biases, the scales of normalisations, and whatever else has one dimension
-            or is one number for each channel of an image, decay too.
+            or the shape `(channels, 1, 1)`, decay too.
         momentum: The momentum of `sgd` and `muon`.
         nesterov: Whether `sgd` uses Nesterov's momentum; `muon` always does.
         betas: Decays of the averages of `adam`, `adamw` and `muon`.
