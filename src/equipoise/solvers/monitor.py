@@ -201,14 +201,11 @@ class Monitor:
                 self.best, self.best_scale = followed
                 self.mark = self.best
         residual, scale = as_array(size), as_array(norm)
-        if self.looks < self.start_looks:
+        begins = self.looks < self.start_looks
+        if begins:
             if self._change_units(residual, scale, at):
                 return None
             measure.begin(residual, scale, at)
-        elif self.kernels is not None and 0 < step < stop.max_steps:
-            ended = self._end_rows(step, problem, z, residual, scale)
-            if ended is not None:
-                return self._leave(step, problem) if self.idle else None
         fell = residual < PROGRESS * self.mark
         if self.idle:
             fell |= ~self.going
@@ -222,6 +219,10 @@ class Monitor:
                 self.best, self.best_scale, self.best_z = residual, scale, z
                 self.mark, self.improved = residual, self.looks
                 return self._leave(step, problem) if self.idle else None
+            if self.kernels is not None and step > 0 and not begins:
+                ended = self._end_rows(step, problem, z, residual, scale)
+                if ended is not None:
+                    return self._leave(step, problem) if self.idle else None
         if self._change_units(residual, scale, at):
             return None
         return self._judge(step, problem, at, residual, scale, fell)
