@@ -99,7 +99,9 @@ def test_own_task_trains_predicts_and_reports_by_the_command_line(
     assert line.removeprefix("test ") in capsys.readouterr().out
 
     table = tmp_path / "new.csv"
-    table.write_text(",".join(map(str, range(64))) + "\n" + ",".join(["0"] * 64) + "\n")
+    table.write_text(
+        ",".join(str(pixel / 63) for pixel in range(64)) + "\n" + ",".join(["0"] * 64) + "\n"
+    )
     assert main(["predict", str(run), str(table)]) == 0
     rows = list(csv.reader(capsys.readouterr().out.splitlines()))
     assert rows[0] == ["file", "number", "rounded", "converged"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,8 +190,8 @@ class Dataset(data.Dataset[tuple[Tensor, Tensor]]):
             return self.value_range
         if self.x.dtype == torch.uint8:
             return 0.0, 1.0  # what bytes become
-        low, high = self.x.aminmax()
-        return float(low), float(high)
+        low, high = (float(bound) for bound in self.x.aminmax())
+        return (low, high) if math.isfinite(high - low) else None
 
     def select_rows(self, indices: Tensor | Sequence[int]) -> Dataset:
         """Return a data set of some of the samples, in the order given.

@@ -31,7 +31,7 @@ def warn_of_scale(
     """
     told = False
     for name, sample in inputs:
-        if value_range is not None and not told and sample.dim() == 3:
+        if value_range is not None and not told and sample.dim() == 3 and sample.numel():
             found = _describe(sample, *value_range)
             told = bool(found)
             if found:

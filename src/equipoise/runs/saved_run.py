@@ -174,7 +174,8 @@ def read_about(values: dict[str, Any]) -> Dataset:
     encoding = values.get("encoding")  # only tables have one
     value_range = values.get("value_range")  # only images in memory have one
     if value_range is not None:
-        odd += ["value_range"] * (not isinstance(value_range, list) or len(value_range) != 2)
+        if not isinstance(value_range, list) or len(value_range) != 2:
+            raise ValueError(f"value_range of its data cannot be {value_range!r}")
         for number in value_range:
             require_finite("value_range of its data", number)
     if odd:
