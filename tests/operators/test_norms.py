@@ -332,6 +332,8 @@ def test_convolution_bound_scales_with_the_kernel():
     bound = convolution_bound(kernel).item()
     for scale in (1e-180, 1e-8, 1e8, 1e180):
         assert convolution_bound(scale * kernel).item() == pytest.approx(scale * bound, rel=1e-11)
+    subnormal = 1e-309 * kernel  # has lost some of its digits itself
+    assert convolution_bound(subnormal).item() == pytest.approx(1e-309 * bound, rel=1e-9)
     kernel = kernel.float()
     for scale in (1e-30, 1e30):  # squares would leave float32
         assert convolution_bound(scale * kernel).item() == pytest.approx(scale * bound, rel=1e-5)

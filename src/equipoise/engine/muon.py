@@ -9,6 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from equipoise.core import SettingError
+
 __all__ = ["Muon", "hidden_matrices"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -47,7 +49,18 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        made = [{"orthogonal": False, "weight_decay": 0.0} | group for group in groups]
+        given = list(groups)
+        for group in given:
+            if not isinstance(group, dict):
+                # A list of parameters does not say which of them are a model's last map.
+                raise SettingError(
+                    "Muon.groups",
+                    "be groups of parameters, those to orthogonalise with orthogonal=True",
+                    group,
+                    'Use make_optimizer(model, OptimizerConfig(name="muon")), which makes them.',
+                    got=type(group).__name__,
+                )
+        made = [{"orthogonal": False, "weight_decay": 0.0} | group for group in given]
         others = [group for group in made if not group["orthogonal"]]
         self._adamw = torch.optim.AdamW(others, lr, betas, eps) if others else None
         super().__init__(made, {"lr": lr, "momentum": momentum})

@@ -40,7 +40,8 @@ def dense_norm(W: Tensor) -> Tensor:
             f"dense_norm.W must be a matrix with at least one entry; got shape {tuple(W.shape)}."
         )
     size = W.detach().abs().amax().double()
-    size = torch.where(size > 0, size, 1.0)
+    # A complex quotient by a subnormal number overflows.
+    size = torch.where(size > 0, size.clamp(min=torch.finfo(torch.float64).tiny), 1.0)
     scaled = (
         W.to(torch.promote_types(W.dtype, torch.float64)) / size
     )  # squares of entries must neither overflow nor vanish
