@@ -13,9 +13,10 @@ from equipoise.core.module_tensors import versions, written_since
 from equipoise.solvers.buffers import ReusedMemory, ReuseGuard
 from equipoise.solvers.coordinates import ExtremeUnits
 from equipoise.solvers.coupling import check_whole_batch, refuse_coupling
+from equipoise.solvers.few_samples import PROGRESS
 from equipoise.solvers.kernels import Lengths, find_lengths
 from equipoise.solvers.measure import assess
-from equipoise.solvers.monitor import PROGRESS, Monitor
+from equipoise.solvers.monitor import Monitor
 from equipoise.solvers.problem import Problem
 from equipoise.solvers.protocol import Point, Rule, Solution, Solver, Status, Stop
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from equipoise.solvers.ahead import Ahead, Limits
 from equipoise.solvers.dropping import DropRule
+from equipoise.solvers.few_samples import PROGRESS, FewSamples
+from equipoise.solvers.history import History
 from equipoise.solvers.kernels import as_rows, find_kernels
 from equipoise.solvers.measure import FALL, Measure, as_array, pick_measure
 from equipoise.solvers.problem import Problem
@@ -17,14 +19,8 @@ from equipoise.solvers.protocol import Point, Solution, Status, Stop, Trace
 
 __all__ = ["Monitor"]
 
-PROGRESS = 0.999
-"""A residual has fallen if it is below this fraction of the best one so far."""
-MAX_HISTORY = 1000
-"""Residuals of a sample kept at most, to tell growth from standstill."""
 FIRST_FALL = 0.01
 """What the first step is expected to make of a residual."""
-RISES = 5
-"""Looks in succession at which the residual of a linear equation that diverges has risen."""
 NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 """What states are made of, for NumPy."""
 NONE_LEFT = torch.empty(0, dtype=torch.int64)
@@ -38,56 +34,11 @@ def _all(mask: np.ndarray) -> bool:
     return bool(np.count_nonzero(mask) == len(mask))
 
 
-def _filled(shape: int | tuple[int, int], value: float, dtype: type = float) -> np.ndarray:
+def _filled(shape: int, value: float, dtype: type = float) -> np.ndarray:
     # np.full and np.ones take several times as long for a few numbers.
     made: np.ndarray = np.empty(shape, dtype)
     made.fill(value)
     return made
-
-
-class FewSamples:
-    """Follows a few samples in Python numbers, which are faster there than arrays.
-
-    It knows the common case alone: every residual has fallen, and none has reached its target. Then
-    `follow` keeps the numbers and says True. In any other case it changes nothing and says False,
-    and the monitor takes the numbers back with `pop` and decides.
-
-    Args:
-        stop: The stopping rule.
-    """
-
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
-        self.best: tuple[list[float], list[float]] | None = None
-
-    def follow(
-        self, residual: list[float], scale: list[float], mark: np.ndarray, guard: np.ndarray
-    ) -> bool:
-        """Return whether all samples are on their way.
-
-        Args:
-            residual: Their residuals now.
-            scale: What these are relative to.
-            mark: Their residuals before, if it has followed none since the last `pop`.
-            guard: Residuals that may be small enough whatever the scale.
-        """
-        tolerance = self.stop.tolerance
-        before = mark.tolist() if self.best is None else self.best[0]
-        for now, unit, last, least in zip(residual, scale, before, guard.tolist(), strict=True):
-            if not least + tolerance * unit < now < PROGRESS * last:
-                return False
-        self.best = residual, scale
-        return True
-
-    def fell(self, residual: list[float], mark: np.ndarray) -> bool:
-        """Return whether all residuals have fallen; arguments as of `follow`."""
-        before = mark.tolist() if self.best is None else self.best[0]
-        return all(now < PROGRESS * last for now, last in zip(residual, before, strict=True))
-
-    def pop(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the residuals and scales kept since the last call, if any; they are the best."""
-        best, self.best = self.best, None
-        return None if best is None else (np.array(best[0]), np.array(best[1]))
 
 
 class Monitor:
@@ -139,11 +90,7 @@ class Monitor:
         self.measure = pick_measure(stop, problem, z, self.start_looks)
         self.units: Tensor | None = None  # of the rows, as a column, where they are not 1
         self.unit_change: Tensor | None = None
-        # One ring in place of an array for each look: small blocks that outlive big ones would
-        # fragment the heap.
-        history = min(self.patience, stop.max_steps, MAX_HISTORY) + 1
-        self.recent = _filled((history, count), np.nan)
-        self.looks = 0
+        self.history = History(min(self.patience, stop.max_steps), count)
         self.value: Tensor | None = None
         self.drop_rule: DropRule | None = None
         self.finishes = 0  # looks at which some sample ended
@@ -167,7 +114,7 @@ class Monitor:
 
         Residuals are expected to fall as they did last. Asked only where `recorded`.
         """
-        fall = self.excess / self.last_excess if self.looks > 1 else FIRST_FALL
+        fall = self.excess / self.last_excess if self.history.looks > 1 else FIRST_FALL
         return bool(self.excess * fall <= 1)
 
     def _note_excess(self, residual: np.ndarray, scale: np.ndarray) -> None:
@@ -192,7 +139,7 @@ class Monitor:
                 numbers, scales = size.tolist(), norm.tolist()
                 if self.few.follow(numbers, scales, self.mark, measure.guard):
                     self._remember(numbers)
-                    self.best_z, self.improved = z, self.looks
+                    self.best_z, self.improved = z, self.history.looks
                     return None
                 if self._all_end(step, problem, z, numbers, scales):
                     return NONE_LEFT
@@ -201,7 +148,7 @@ class Monitor:
                 self.best, self.best_scale = followed
                 self.mark = self.best
         residual, scale = as_array(size), as_array(norm)
-        begins = self.looks < self.start_looks
+        begins = self.history.looks < self.start_looks
         if begins:
             if self._change_units(residual, scale, at):
                 return None
@@ -217,7 +164,7 @@ class Monitor:
             if _all(waiting):  # the common case: every sample is on its way
                 self._remember(residual)
                 self.best, self.best_scale, self.best_z = residual, scale, z
-                self.mark, self.improved = residual, self.looks
+                self.mark, self.improved = residual, self.history.looks
                 return self._leave(step, problem) if self.idle else None
             if self.kernels is not None and step > 0 and not begins:
                 ended = self._end_rows(step, problem, z, residual, scale)
@@ -295,7 +242,7 @@ class Monitor:
             return None
         self._remember(residual)
         self.best, self.best_scale, self.best_z = residual, unit, z
-        self.mark, self.improved = residual, self.looks
+        self.mark, self.improved = residual, self.history.looks
         if ended:
             self.value, self.idle, self.few = value, True, None
             self.finishes += 1
@@ -312,18 +259,18 @@ class Monitor:
     ) -> Tensor | None:
         stop, z, measure = self.stop, at.z, self.measure
         self._remember(residual)
-        unit, reached = measure.judge(residual, scale, self.recent)
+        unit, reached = measure.judge(residual, scale, self.history.recent)
         if self.path is not None:
             self._record(z, residual, scale)
-        far = measure.far(residual, scale, self.recent)
+        far = measure.far(residual, scale, self.history.recent)
         if np.count_nonzero(far):
-            runs = self._rising() if self.affine else ~fell
+            runs = self.history.rising() if self.affine else ~fell
             far &= runs | ~np.isfinite(residual + scale)
         converged = reached & ~far
         last = step == stop.max_steps
         if _all(fell):
             self.best, self.best_scale, self.best_z = residual, unit, z
-            self.mark, self.improved = residual, self.looks
+            self.mark, self.improved = residual, self.history.looks
         else:
             chosen = ~far if self.runs_all_steps and last else converged
             self._keep_best(z, residual, unit, fell, chosen)
@@ -334,13 +281,14 @@ class Monitor:
             # The others are expected to end with the next evaluation. Where all wait for it, it is
             # one at the solutions of all, which backward can use.
             self.waiting, converged = converged, np.zeros_like(converged)
-        stalled = self.looks - self.improved >= self.patience
+        stalled = self.history.looks - self.improved >= self.patience
         over = converged | far | last
         growing = np.zeros(len(residual), dtype=bool)
         if self.runs_all_steps:
             over = far | last
         elif last or np.any(stalled):
-            growing = self._growing((over | stalled) & self.going & ~converged)
+            asked = (over | stalled) & self.going & ~converged
+            growing = self.history.growing(asked, self.improved)
             # What still grows below 1 may level off there, as a saturating step does, and what has
             # come down may only waver: it is too early to tell.
             below = np.maximum(residual, scale) < 1
@@ -348,7 +296,7 @@ class Monitor:
             if early.any():
                 growing &= ~early
                 stalled &= ~early
-                self.improved = np.where(early, self.looks, self.improved)
+                self.improved = np.where(early, self.history.looks, self.improved)
             over |= stalled
         over &= self.going
         if not over.any():
@@ -387,7 +335,7 @@ class Monitor:
         for residual in limits.sizes[: ahead.looks]:
             self._remember(residual)
         self.best, self.best_scale = limits.sizes[ahead.looks - 1], limits.scales[ahead.looks - 1]
-        self.mark, self.best_z, self.improved = self.best, ahead.good, self.looks
+        self.mark, self.best_z, self.improved = self.best, ahead.good, self.history.looks
         self.excess, self.last_excess = limits.excess.tolist()
 
     def _change_units(self, residual: np.ndarray, scale: np.ndarray, at: Point) -> bool:
@@ -411,11 +359,9 @@ class Monitor:
         return FewSamples(self.stop) if small else None
 
     def _remember(self, residual: np.ndarray | list[float]) -> None:
-        place = self.looks % len(self.recent)
-        if place == 0 and self.looks:
-            self.measure.remember(self.recent)
-        self.recent[place] = residual
-        self.looks += 1
+        if self.history.is_full:
+            self.measure.remember(self.history.recent)
+        self.history.add(residual)
 
     def _keep_best(
         self,
@@ -431,7 +377,7 @@ class Monitor:
             self.best_z = z.index_copy(0, worse, self.best_z.index_select(0, worse))
             self.best = np.where(better, residual, self.best)
             self.best_scale = np.where(better, scale, self.best_scale)
-        self.improved = np.where(fell, self.looks, self.improved)
+        self.improved = np.where(fell, self.history.looks, self.improved)
         self.mark = np.where(fell, residual, self.mark)
 
     def _finish(
@@ -486,39 +432,6 @@ class Monitor:
         self.idle = True
         self.few = None
 
-    def _rising(self) -> np.ndarray:
-        """Return which residuals have risen at each of the last looks.
-
-        The solution of a linear equation may be as far away as it likes, and so may a first step
-        lead, where parts of the state have very different sizes; divergence is what goes on.
-        """
-        rises = min(RISES, len(self.recent) - 1)
-        if self.looks <= rises:
-            return np.zeros(len(self.going), dtype=bool)
-        last = [(self.looks - 1 - k) % len(self.recent) for k in range(rises + 1)]
-        rising: np.ndarray = np.all(np.diff(self.recent[last], axis=0) < 0, axis=0)
-        return rising
-
-    def _growing(self, rows: np.ndarray) -> np.ndarray:
-        """Return which of `rows` have had rising residuals ever since these last fell.
-
-        Rising means that the last third lies above the first.
-        """
-        growing = np.zeros(len(rows), dtype=bool)
-        history = np.roll(self.recent, -(self.looks % len(self.recent)), axis=0)[-self.looks :]
-        improved = np.broadcast_to(self.improved, growing.shape)
-        for row in rows.nonzero()[0]:
-            since = history[-(self.looks - int(improved[row]) + 1) :, row]
-            third = max(len(since) // 3, 2)
-            if len(since) >= 4 and np.isfinite(since).all():
-                # The second test tells a slow climb from a cycle whose later values happen to be
-                # high.
-                growing[row] = (
-                    since[-third:].min() > 1.01 * since[:third].max()
-                    and since[-1] > 1.001 * since[-third]
-                )
-        return growing
-
     def _leave(self, step: int, problem: Problem) -> Tensor | None:
         """Drop the rows that are over, if that pays, and then return the rows kept.
 
@@ -543,7 +456,7 @@ class Monitor:
         self.units = None if self.units is None else self.units.index_select(0, keep)
         self.idle = False
         self.few = self._few(len(rows))
-        self.recent = self.recent[:, rows]
+        self.history.select_rows(rows)
         return keep
 
     def keep_rows(self, at: Point, rows: Tensor) -> None:
