@@ -11,7 +11,7 @@ from pixel_run import weights
 from equipoise import create_model
 from equipoise.core import Interrupted
 from equipoise.data import Dataset, batch_count, batches
-from equipoise.engine import TrainConfig, Trainer, evaluate
+from equipoise.engine import CheckpointError, TrainConfig, Trainer, evaluate
 from equipoise.engine.progress import make_progress
 from equipoise.engine.segment_memory import SegmentMemory
 from equipoise.engine.tasks import LanguageModelling
@@ -75,13 +75,13 @@ def test_memory_of_a_row_that_is_not_finite_is_not_carried_on():
     assert memory._rows[:, 0, 0].tolist() == [1.0, 0.0]
 
 
-def trainer(folder, **settings):
+def trainer(folder, evaluate_batch=2, **settings):
     return Trainer(
         model(dropout=0.1),
         LanguageModelling(7),
         text(24),
         text(6),
-        settings=TrainConfig(epochs=2, batch=4, evaluate_batch=2, **settings),
+        settings=TrainConfig(epochs=2, batch=4, evaluate_batch=evaluate_batch, **settings),
         folder=folder,
         progress=make_progress(quiet=True),
     )
@@ -116,6 +116,12 @@ def test_resumed_run_remembers_what_it_had_read(tmp_path, monkeypatch, accumulat
     assert loaded[0].shape == (4, 6, 96)
     assert loaded[0].any()
     assert torch.equal(weights(resumed), weights(whole))
+
+
+def test_text_that_is_scored_in_other_pieces_is_another_run(tmp_path):
+    trainer(tmp_path).fit()
+    with pytest.raises(CheckpointError, match=r"train\.evaluate_batch differs"):
+        trainer(tmp_path, evaluate_batch=3).fit(resume=True)
 
 
 def test_parts_of_a_batch_have_the_memory_of_their_rows():

@@ -242,6 +242,8 @@ def run_identity(
     """
     fixed_length = schedule.depends_on_length or settings.image_sizes
     free = {*TrainConfig.free, *(() if fixed_length else ("epochs",))}
+    if train.continuous:
+        free -= {"evaluate_batch"}  # in how many pieces a text is read: other scores
     fixed = {name: value for name, value in asdict(settings).items() if name not in free}
     sections = {"train": fixed, "optimizer": asdict(optimizer), "schedule": asdict(schedule)}
     flat = {

@@ -74,7 +74,7 @@ class TrainConfig:
 
     Attributes:
         free: The settings that may change when a run is resumed, because they do not change what is
-            computed.
+            computed; `evaluate_batch` may not for a text, whose scores depend on it.
     """
 
     free: ClassVar[tuple[str, ...]] = (
