@@ -121,3 +121,10 @@ def test_erratum_lemma_3_6_a_bound_of_first_order_is_taken_for_one_of_second():
             moved = (z[1] - z[0]) @ path.model.u[0] + (phi[1] - phi[0]) @ path.model.v[0]
         assert 2 * float(moved.norm() * error.norm()) > step * known.lambda_0 * known.error**2 / 2
         assert float(moved @ error) < 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_smallest_eigenvalue_of_parallel_samples_is_rounding(seed):
+    case = with_parallel_samples(case_of("relu-implicit-lemma-3.4", seed))
+    positive, _ = quantities(case.network, case.x, case.y).spectrum()
+    assert not positive.holds, positive

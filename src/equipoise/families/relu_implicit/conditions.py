@@ -29,6 +29,7 @@ __all__ = [
     "concentration",
     "initialization",
     "quantities",
+    "rounding_of",
     "samples_in_general_position",
 ]
 
@@ -51,6 +52,7 @@ class Quantities:
         first: The smallest eigenvalue of `G(0)`.
         error: `|yhat(0) - y|`.
         heads: `|u|/sqrt(m)` and `|v|/sqrt(m)`.
+        rounding: What `lambda_0` may be of a singular `G_inf`.
     """
 
     m: int
@@ -62,6 +64,7 @@ class Quantities:
     first: float
     error: float
     heads: tuple[float, float]
+    rounding: float
 
     @property
     def radius(self) -> float:
@@ -71,7 +74,7 @@ class Quantities:
     def spectrum(self) -> list[Inequality]:
         """Return what Lemmas 3.4 to 3.6 ask of the spectrum at the start."""
         return [
-            Inequality("lambda_0 = lambda_min(G_inf)", self.lambda_0, ">", 0.0),
+            Inequality("lambda_0 = lambda_min(G_inf)", self.lambda_0, ">", self.rounding),
             Inequality("lambda_min(G(0)) >= 3 lambda_0/4", self.first, ">=", 0.75 * self.lambda_0),
         ]
 
@@ -120,6 +123,7 @@ def quantities(network: ReluImplicitNetwork, x: Tensor, y: Tensor) -> Quantities
     cell = network.cell
     root = math.sqrt(cell.width)
     phi = cell.inject(x)
+    eigenvalues = torch.linalg.eigvalsh(limit_gram(x))
     largest = max(float(torch.linalg.matrix_norm(one, 2)) for one in (cell.A, cell.V))
     return Quantities(
         cell.width,
@@ -127,11 +131,21 @@ def quantities(network: ReluImplicitNetwork, x: Tensor, y: Tensor) -> Quantities
         cell.gamma,
         largest / root,
         float(torch.linalg.matrix_norm(x, 2)),
-        float(torch.linalg.eigvalsh(limit_gram(x))[0]),
+        float(eigenvalues[0]),
         float(torch.linalg.eigvalsh(phi @ phi.T)[0]),
         float((network(x)[:, 0] - y).norm()),
         (float(network.u.norm()) / root, float(network.v.norm()) / root),
+        rounding_of(eigenvalues),
     )
+
+
+def rounding_of(eigenvalues: Tensor) -> float:
+    """Return what the smallest eigenvalue of a singular matrix may be found to be.
+
+    Args:
+        eigenvalues: Those of a symmetric matrix, in ascending order.
+    """
+    return 10 * len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps * float(eigenvalues[-1])
 
 
 def samples_in_general_position(x: Tensor) -> list[Inequality]:

@@ -13,6 +13,7 @@ from equipoise.families.relu_implicit.conditions import (
     concentration,
     initialization,
     quantities,
+    rounding_of,
     samples_in_general_position,
 )
 from equipoise.families.relu_implicit.equilibrium_checks import EXACT, unrolled_output
@@ -91,10 +92,13 @@ def _velocity(network: ReluImplicitNetwork, x: Tensor, slope: Tensor, h: float) 
 def lemma_3_2(case: Case) -> Finding:
     """Compute the smallest eigenvalue, and that of a Gram matrix of random features beside it."""
     eigenvalues = torch.linalg.eigvalsh(limit_gram(case.x))
-    rounding = 10 * len(case.x) * torch.finfo(case.x.dtype).eps * float(eigenvalues[-1])
     return Finding(
         samples_in_general_position(case.x),
-        [Inequality("lambda_0, beyond rounding", float(eigenvalues[0]), ">", rounding)],
+        [
+            Inequality(
+                "lambda_0, beyond rounding", float(eigenvalues[0]), ">", rounding_of(eigenvalues)
+            )
+        ],
     )
 
 
