@@ -16,13 +16,14 @@ from equipoise.core import SettingError, interruption, stop_requested
 from equipoise.core.module_mode import evaluation_mode
 from equipoise.data import Dataset, Loading, Transform, batch_count, batches
 from equipoise.engine.distributed import Group
+from equipoise.engine.precision import autocast
 from equipoise.engine.segment_memory import SegmentMemory
 from equipoise.engine.settings import Precision
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import ClassScore, Task, finite_samples
 from equipoise.engine.totals import Totals
 
-__all__ = ["Evaluation", "ScoreWarning", "autocast", "evaluate"]
+__all__ = ["Evaluation", "ScoreWarning", "evaluate"]
 
 
 class ScoreWarning(UserWarning):
@@ -174,11 +175,3 @@ def _sound_loss(task: Task, output: Tensor, y: Tensor, sound: Tensor) -> tuple[f
     if not bool(sound.all()):
         output, y = output[sound], y[sound]
     return (task.loss(output, y).item(), task.weight(y)) if len(y) else (0.0, 0.0)
-
-
-def autocast(device: torch.device, precision: Precision) -> torch.autocast:
-    """Return the context in which a model runs at a precision."""
-    lower = precision != "float32"
-    return torch.autocast(
-        device.type, dtype=getattr(torch, precision) if lower else None, enabled=lower
-    )

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from equipoise.engine.distributed import Group
-from equipoise.engine.evaluate import autocast
 from equipoise.engine.loss_term import LossTerm
+from equipoise.engine.precision import autocast
 from equipoise.engine.run_state import RunState
 from equipoise.engine.settings import TrainConfig
 from equipoise.engine.solve_monitor import SolveMonitor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, nullcontext
 from enum import IntEnum
 from pathlib import Path
@@ -32,6 +33,7 @@ from equipoise.engine.jacobian_penalty import JacobianPenalty
 from equipoise.engine.log import MetricLog
 from equipoise.engine.loss_term import LossTerm
 from equipoise.engine.optimizer import Average, make_optimizer
+from equipoise.engine.precision import describe_emulation
 from equipoise.engine.probe import Probe
 from equipoise.engine.progress import Progress, make_progress, shown_by
 from equipoise.engine.progress_line import wrap_line
@@ -209,8 +211,8 @@ class Trainer:
                 scored=self.scorer.samples_left(self.course.epochs),
                 batch=settings.batch,
             )
-            if self.warm is not None:
-                self.progress.note(self.warm.describe())
+            for remark in self.remarks():
+                self.progress.note(remark)
             if not position.step:
                 self.store.keep_weights(0, self.model.state_dict())
             self.store.start_clock()
@@ -275,6 +277,13 @@ class Trainer:
         elif self.group.is_main and self.store.save_is_due():
             own = Wish.SAVE
         return Wish(int(self.group.max(float(own))))
+
+    def remarks(self) -> Iterator[str]:
+        """Return what a user should know of how the run is computed, a sentence each."""
+        if self.warm is not None:
+            yield self.warm.describe()
+        if slow := describe_emulation(self.group.device, self.settings.precision):
+            yield slow
 
     def title(self) -> str:
         """Return what is trained on what, in a line or two."""

@@ -52,8 +52,7 @@ def _describe(trainer: Trainer, cost: StepCost) -> Iterator[str]:
     if scored is not None:
         seconds = len(scored) * cost.sample_seconds
         yield f"an evaluation of {len(scored):,} samples: {_short(seconds)}"
-    if trainer.warm is not None:
-        yield trainer.warm.describe()
+    yield from trainer.remarks()
     if cost.memory is not None:
         of = "tensors on the GPU" if trainer.group.device.type == "cuda" else "this process"
         yield f"memory of {of}: {cost.memory / 2**20:,.0f} MiB at its peak"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core import ConvergenceWarning, stop_if_requested
 from equipoise.data import Dataset
-from equipoise.engine.evaluate import autocast
+from equipoise.engine.precision import autocast
 from equipoise.engine.tasks import LabelAnswer
 from equipoise.engine.tasks.task import to_full_precision
 from equipoise.models import find_equilibria
