@@ -100,6 +100,18 @@ def test_sizes_are_the_published_ones() -> None:
     assert f"{size('opteq-cifar10-1.4m') / 1e3:.1f}" == "1.4"
 
 
+@pytest.mark.parametrize(("stride", "side"), [(1, 16), (2, 8), (3, 6)])
+def test_stride_of_the_extractor_sets_the_size_of_the_state_and_no_other(stride, side):
+    network = create_model("opteq-cifar10-162k", stride=stride)
+    assert network.features(torch.randn(2, 3, 16, 16)).shape == (2, 28, side, side)
+    assert network.parameter_counts() == built("opteq-cifar10-162k").parameter_counts()
+
+
+def test_stride_that_is_no_count_is_refused():
+    with pytest.raises(ValueError, match=r"stride must be .* got 0"):
+        create_model("opteq-cifar10-162k", stride=0)
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "for_size", "published"),
     [

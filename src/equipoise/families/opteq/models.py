@@ -94,7 +94,9 @@ def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNet
 
 
 @register_model("opteq-cifar10-199k")
-def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
+def cifar10_199k(
+    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters (OptEq, Tables 3, 5, 8).
 
     The state has 29 channels, with which there are 198,013 parameters in all; the paper does not
@@ -102,13 +104,17 @@ def cifar10_199k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> I
 
     Args:
         num_classes: Number of classes.
+        stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
+            time.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 29, (16, 32, 64, 128, 128), 4, num_classes, options)
+    return _pooled((3, 32, 32), 29, (16, 32, 64, 128, 128), 4, num_classes, options, stride=stride)
 
 
 @register_model("opteq-cifar10-162k")
-def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
+def cifar10_162k(
+    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with at most 162 k parameters (OptEq, Table 4).
 
     Input and state have 28 channels, so that a solve starts at the input as in Algorithm 1, and
@@ -116,22 +122,30 @@ def cifar10_162k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> I
 
     Args:
         num_classes: Number of classes.
+        stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
+            time.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 28, (16, 32, 64, 64, 128), 4, num_classes, options)
+    return _pooled((3, 32, 32), 28, (16, 32, 64, 64, 128), 4, num_classes, options, stride=stride)
 
 
 @register_model("opteq-cifar10-1.4m")
-def cifar10_1400k(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNetwork:
+def cifar10_1400k(
+    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+) -> ImageNetwork:
     """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4).
 
     The paper trains it with `regularizer='decorrelation'`.
 
     Args:
         num_classes: Number of classes.
+        stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
+            time.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 64, (64, 128, 256, 256, 512), 4, num_classes, options)
+    return _pooled(
+        (3, 32, 32), 64, (64, 128, 256, 256, 512), 4, num_classes, options, stride=stride
+    )
 
 
 def _pooled(
@@ -148,6 +162,7 @@ def _pooled(
 
     Input and state have the same channels, so that a solve starts at the input (Algorithm 1).
     """
+    require_count("OptEq.stride", stride)
     return ImageNetwork(
         convolutional_extractor(input_shape[0], [channels], stride=stride),
         OptEqConv2d(channels, channels, hidden, **_solved_to(SMALL, options)),
