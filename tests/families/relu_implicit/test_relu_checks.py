@@ -9,6 +9,7 @@ from equipoise.analysis import find_checks, make_case, tangent_kernel
 from equipoise.analysis.training_path import gradient_descent
 from equipoise.core import memory
 from equipoise.families.relu_implicit import (
+    ReluImplicitNetwork,
     gram,
     limit_gram,
     quantities,
@@ -128,3 +129,13 @@ def test_smallest_eigenvalue_of_parallel_samples_is_rounding(seed):
     case = with_parallel_samples(case_of("relu-implicit-lemma-3.4", seed))
     positive, _ = quantities(case.network, case.x, case.y).spectrum()
     assert not positive.holds, positive
+
+
+@pytest.mark.parametrize("name", ["lemma-3.5", "lemma-3.6", "theorem-3.2"])
+@pytest.mark.parametrize("last", [0.0, 1.0])  # a blank image, and one that is there twice
+def test_check_does_not_apply_to_samples_whose_smallest_eigenvalue_is_zero(name, last):
+    torch.manual_seed(0)
+    network = ReluImplicitNetwork((6,), width=40)
+    x = torch.rand(1, 6)
+    verdict = verify(f"relu-implicit-{name}", network, torch.cat([x, last * x]), torch.ones(2))
+    assert verdict.outcome == "does not apply"

@@ -66,6 +66,15 @@ class Quantities:
     heads: tuple[float, float]
     rounding: float
 
+    def over_lambda(self, number: float, power: int = 1) -> float:
+        """Return `number/lambda_0^power`; infinity where `lambda_0` is zero up to rounding.
+
+        Args:
+            number: The numerator.
+            power: The exponent.
+        """
+        return number / self.lambda_0**power if self.lambda_0 > self.rounding else math.inf
+
     @property
     def radius(self) -> float:
         """`R = sqrt(m) lambda_0/(16 c |X|^2)` of Lemma 3.4."""
@@ -95,9 +104,9 @@ class Quantities:
         k = 2.0 if descent else 1.0
         e, root = self.error, math.sqrt(self.n)
         needs = {
-            "u and v": 8 * k * self.c * root * e / self.lambda_0,
-            "V": 192 * k * self.c * root * self.norm**2 * e / self.lambda_0**2,
-            "A": 8 * k * root * e / (self.c * self.lambda_0),
+            "u and v": self.over_lambda(8 * k * self.c * root * e),
+            "V": self.over_lambda(192 * k * self.c * root * self.norm**2 * e, 2),
+            "A": self.over_lambda(8 * k * root * e / self.c),
         }
         found = [
             Inequality(f"width that keeps {name} near the start", self.m, ">=", need**2)

@@ -101,7 +101,7 @@ def _bounds(known: Quantities, path: TrainingPath | None, k: float) -> list[Ineq
     """(i) to (v) of both lemmas; `k` is 1 for the flow, 2 for descent."""
     if path is None:
         return []
-    reach = k * math.sqrt(known.n) * known.error / known.lambda_0
+    reach = known.over_lambda(k * math.sqrt(known.n) * known.error)
     norm = 2 * known.c * math.sqrt(known.m)
     return [
         Inequality("(i) lambda_min(G(t))", smallest(*path.further["G"]), ">=", known.lambda_0 / 2),
