@@ -1,6 +1,7 @@
 """Muon: steps of matrices that are orthogonal, and of the size of AdamW's."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -52,6 +53,34 @@ def test_parameters_without_entries_are_left_alone():
 def test_bare_parameters_are_refused_in_one_sentence():
     with pytest.raises(ValueError, match=r"Muon.groups must be groups .* got Parameter. Use make_"):
         Muon(nn.Linear(2, 3).parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, r"Muon.lr must be .*got -1"),
+        ({"lr": math.nan}, r"Muon.lr must be .*got nan"),
+        ({"momentum": 1.0}, r"Muon.momentum must .*got 1"),
+        ({"betas": (2.0, 0.9)}, r"Muon.betas must .*got 2"),
+        ({"eps": -1.0}, r"Muon.eps must be .*got -1"),
+    ],
+)
+def test_odd_settings_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Muon([{"params": [nn.Parameter(torch.ones(2, 2))]}], **options)
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ({"lr": 1.0}, "got a group without params"),
+        ({"params": [nn.Parameter(torch.ones(2))], "orthogonal": "no"}, "orthogonal must be"),
+        ({"params": [nn.Parameter(torch.ones(2))], "orthogonal": True}, "two dimensions"),
+    ],
+)
+def test_odd_groups_are_refused(group, message):
+    with pytest.raises(ValueError, match=message):
+        Muon([group])
 
 
 def test_zero_gradient_moves_nothing_and_weight_decay_shrinks():

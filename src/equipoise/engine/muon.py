@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import SettingError
+from equipoise.core import SettingError, require_between, require_flag, require_positive
 
 __all__ = ["Muon", "hidden_matrices"]
 
@@ -49,18 +49,11 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
-        given = list(groups)
-        for group in given:
-            if not isinstance(group, dict):
-                # A list of parameters does not say which of them are a model's last map.
-                raise SettingError(
-                    "Muon.groups",
-                    "be groups of parameters, those to orthogonalise with orthogonal=True",
-                    group,
-                    'Use make_optimizer(model, OptimizerConfig(name="muon")), which makes them.',
-                    got=type(group).__name__,
-                )
-        made = [{"orthogonal": False, "weight_decay": 0.0} | group for group in given]
+        require_positive("Muon.lr", lr, or_zero=True)
+        require_positive("Muon.eps", eps, or_zero=True)
+        for name, value in (("momentum", momentum), *(("betas", beta) for beta in betas)):
+            require_between(f"Muon.{name}", value, 0, 1, "[)")
+        made = [_complete(group) for group in groups]
         others = [group for group in made if not group["orthogonal"]]
         self._adamw = torch.optim.AdamW(others, lr, betas, eps) if others else None
         super().__init__(made, {"lr": lr, "momentum": momentum})
@@ -101,6 +94,27 @@ class Muon(torch.optim.Optimizer):
         size = 0.2 * math.sqrt(max(direction.shape))
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         weight.add_(_orthogonalize(direction).view_as(weight), alpha=-group["lr"] * size)
+
+
+def _complete(group: object) -> dict[str, Any]:
+    """A group with all that it must say, or a refusal of what cannot be orthogonalised."""
+    if not isinstance(group, dict) or "params" not in group:
+        # A list of parameters does not say which of them are a model's last map.
+        raise SettingError(
+            "Muon.groups",
+            "be groups of parameters, those to orthogonalise with orthogonal=True",
+            group,
+            'Use make_optimizer(model, OptimizerConfig(name="muon")), which makes them.',
+            got="a group without params" if isinstance(group, dict) else type(group).__name__,
+        )
+    given = group["params"]
+    params = [given] if isinstance(given, Tensor) else list(given)
+    made = {"orthogonal": False, "weight_decay": 0.0} | group | {"params": params}
+    require_flag("Muon.groups.orthogonal", made["orthogonal"])
+    if made["orthogonal"] and any(weight.dim() < 2 for weight in params):
+        rule = "have at least two dimensions to be orthogonalised"
+        raise SettingError("Muon.groups.params", rule, params, got="a vector or a number")
+    return made
 
 
 def _orthogonalize(matrix: Tensor) -> Tensor:
