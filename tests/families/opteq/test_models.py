@@ -107,9 +107,13 @@ def test_stride_of_the_extractor_sets_the_size_of_the_state_and_no_other(stride,
     assert network.parameter_counts() == built("opteq-cifar10-162k").parameter_counts()
 
 
-def test_stride_that_is_no_count_is_refused():
-    with pytest.raises(ValueError, match=r"stride must be .* got 0"):
-        create_model("opteq-cifar10-162k", stride=0)
+@pytest.mark.parametrize(
+    ("stride", "rule"), [(0, "be"), (16, "be at most 15, .* state"), (10**30, "be at most 15")]
+)
+def test_stride_that_leaves_no_state_is_refused(stride, rule):
+    with pytest.raises(ValueError, match=rf"stride must {rule}.*got {stride}"):
+        create_model("opteq-cifar10-162k", stride=stride)
+    assert create_model("opteq-cifar10-162k", stride=15)(torch.randn(1, 3, 32, 32)).shape == (1, 10)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +266,7 @@ def test_opteq_model_options_are_these(name: str) -> None:
         "activation alpha bound eval_options gradient init learn_alpha max_steps norm num_classes "
         "on_failure regularizer solver stop strength tolerance"
     )
-    own = ["layers"] if "imagenet" in name else []
+    own = ["layers"] if "imagenet" in name else ["stride"] if "cifar10" in name else []
     assert model_options(name) == sorted([*common.split(), *own])
 
 

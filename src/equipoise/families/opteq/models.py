@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from equipoise.core.validate import require_count
+from equipoise.core.validate import SettingError, require_count
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.conv import OptEqConv2d
 from equipoise.families.opteq.layer import (
@@ -59,6 +59,9 @@ SMALL: OptEqOptions = {"tolerance": 1e-3, "max_steps": 50}
 LARGE: OptEqOptions = {"tolerance": 1e-2, "max_steps": 30}
 """What networks for large images solve to, as in the paper's looser training (OptEq, Table 8)."""
 
+
+KERNEL = 3
+"""Side of the kernels of networks for small images."""
 
 START_BOUND = 0.9
 """The quick bound of the norms that pairs of separable convolutions begin with."""
@@ -163,6 +166,13 @@ def _pooled(
     Input and state have the same channels, so that a solve starts at the input (Algorithm 1).
     """
     require_count("OptEq.stride", stride)
+    if min(-(-side // stride) for side in input_shape[1:]) < KERNEL:
+        largest = (min(input_shape[1:]) - 1) // (KERNEL - 1)
+        raise SettingError(
+            "OptEq.stride",
+            f"be at most {largest}, so that kernels of {KERNEL} x {KERNEL} fit into the state",
+            stride,
+        )
     return ImageNetwork(
         convolutional_extractor(input_shape[0], [channels], stride=stride),
         OptEqConv2d(channels, channels, hidden, **_solved_to(SMALL, options)),
