@@ -114,10 +114,15 @@ def basic_stage(in_channels: int, out_channels: int, blocks: int, stride: int = 
     )
 
 
-def residual_stem(in_channels: int = 3) -> nn.Sequential:
-    """Return a ResNet's stem: a 7 x 7 convolution to 64 channels and max pooling, both stride 2."""
+def residual_stem(in_channels: int = 3, width: int = 64) -> nn.Sequential:
+    """Return a ResNet's stem: a 7 x 7 convolution and max pooling, both with stride 2.
+
+    Args:
+        in_channels: Channels of the images.
+        width: Channels that the convolution makes.
+    """
     return nn.Sequential(
-        *_convolution(in_channels, 64, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
+        *_convolution(in_channels, width, 7, stride=2), nn.MaxPool2d(3, stride=2, padding=1)
     )
 
 

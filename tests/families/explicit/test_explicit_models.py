@@ -31,6 +31,21 @@ def test_baselines_have_their_published_sizes(name: str) -> None:
     assert model.parameter_counts()["total"] == PUBLISHED[name]
 
 
+@pytest.mark.parametrize("stem", ["large", "small"])
+def test_width_scales_every_stage_of_a_resnet(stem: str) -> None:
+    whole, narrow = (create_model("resnet-18", stem=stem, width=width) for width in (64, 16))
+    pairs = [
+        (one.out_channels, other.out_channels)
+        for one, other in zip(whole.modules(), narrow.modules(), strict=True)
+        if isinstance(one, torch.nn.Conv2d)
+    ]
+    assert len(pairs) == 20
+    assert all(one == 4 * other for one, other in pairs)
+    assert narrow(torch.rand(1, *narrow.input_shape)).shape == (1, 1000)
+    with pytest.raises(SettingError, match=r"resnet.width must be"):
+        create_model("resnet-18", width=0)
+
+
 @pytest.mark.parametrize(
     ("baseline", "rival"),
     [("dnn-cifar10-199k", 199_000), ("fcn-cityscapes", "opteq-cityscapes")],

@@ -23,7 +23,9 @@ __all__ = ["Stem"]
 Stem = Literal["large", "small"]
 """How a network begins: a 7 x 7 convolution and pooling, or one 3 x 3 convolution."""
 
-WIDTHS = (64, 128, 256, 512)
+WIDTH = 64
+"""Channels of the first stage as published; each stage has twice those of the one before."""
+
 SHAPES = {"large": (3, 224, 224), "small": (3, 32, 32)}
 
 
@@ -33,36 +35,42 @@ def _resnet(
     num_classes: int,
     stem: Stem,
     input_shape: Sequence[int] | None,
+    width: int = WIDTH,
 ) -> ExplicitNetwork:
     require_count("resnet.num_classes", num_classes)
     choose("resnet.stem", stem, get_args(Stem))
     shape = require_image_shape("resnet", SHAPES[stem] if input_shape is None else input_shape)
     begin = (
-        residual_stem(shape[0])
+        residual_stem(shape[0], width)
         if stem == "large"
-        else convolutional_extractor(shape[0], [64], stride=1)
+        else convolutional_extractor(shape[0], [width], stride=1)
     )
     body = nn.Sequential(begin, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return ExplicitNetwork(body, nn.Linear(features, num_classes), shape, size_multiple=1)
 
 
 def _basic(
-    blocks: Sequence[int], num_classes: int, stem: Stem, input_shape: Sequence[int] | None
+    blocks: Sequence[int],
+    num_classes: int,
+    stem: Stem,
+    input_shape: Sequence[int] | None,
+    width: int,
 ) -> ExplicitNetwork:
-    stages = [
-        basic_stage(into, width, count, stride=1 if index == 0 else 2)
-        for index, (into, width, count) in enumerate(
-            zip((64, *WIDTHS), WIDTHS, blocks, strict=False)
-        )
-    ]
-    return _resnet(stages, WIDTHS[-1], num_classes, stem, input_shape)
+    require_count("resnet.width", width)
+    stages, into = [], width
+    for index, count in enumerate(blocks):
+        out = width * 2**index
+        stages.append(basic_stage(into, out, count, stride=1 if index == 0 else 2))
+        into = out
+    return _resnet(stages, into, num_classes, stem, input_shape, width)
 
 
 def _bottleneck(
     widening: int, num_classes: int, stem: Stem, input_shape: Sequence[int] | None
 ) -> ExplicitNetwork:
-    stages, into = [], 64
-    for index, (width, count) in enumerate(zip(WIDTHS, (3, 4, 6, 3), strict=True)):
+    stages, into = [], WIDTH
+    for index, count in enumerate((3, 4, 6, 3)):
+        width = WIDTH * 2**index
         out = 4 * width
         stride = 1 if index == 0 else 2
         stages.append(residual_stage(into, width * widening, out, count, stride))
@@ -76,6 +84,7 @@ def resnet18(
     num_classes: int = 1000,
     stem: Stem = "large",
     input_shape: Sequence[int] | None = None,
+    width: int = WIDTH,
 ) -> ExplicitNetwork:
     """ResNet-18 (He et al., 2016): 11.7 M parameters with 1000 classes.
 
@@ -84,8 +93,9 @@ def resnet18(
         stem: `large` for images as in ImageNet, `small` for images such as CIFAR-10's.
         input_shape: Channels, height and width of the images, which may have other sizes as well;
             by default colour images of 224 x 224, or of 32 x 32 with the small stem.
+        width: Channels of the first stage, which each stage after it doubles.
     """
-    return _basic((2, 2, 2, 2), num_classes, stem, input_shape)
+    return _basic((2, 2, 2, 2), num_classes, stem, input_shape, width)
 
 
 @register_model("resnet-34")
@@ -94,6 +104,7 @@ def resnet34(
     num_classes: int = 1000,
     stem: Stem = "large",
     input_shape: Sequence[int] | None = None,
+    width: int = WIDTH,
 ) -> ExplicitNetwork:
     """ResNet-34 (He et al., 2016): 21.8 M parameters with 1000 classes.
 
@@ -102,8 +113,9 @@ def resnet34(
         stem: `large` for images as in ImageNet, `small` for images such as CIFAR-10's.
         input_shape: Channels, height and width of the images, which may have other sizes as well;
             by default colour images of 224 x 224, or of 32 x 32 with the small stem.
+        width: Channels of the first stage, which each stage after it doubles.
     """
-    return _basic((3, 4, 6, 3), num_classes, stem, input_shape)
+    return _basic((3, 4, 6, 3), num_classes, stem, input_shape, width)
 
 
 @register_model("resnet-50")
