@@ -132,8 +132,9 @@ def test_correction_is_refused_where_it_does_not_apply() -> None:
         CorrectionLoss(Network(), Correction((1, 101)))
     twice = Network(calls=2)
     term = CorrectionLoss(twice, CORRECTION)
-    with pytest.raises(SettingError, match=r"more than once in a pass"), term.watching():
-        twice(make_data().gather(range(4))[0])
+    x, _ = make_data().gather(range(4))
+    with pytest.raises(SettingError, match=r"more than once in a pass"), term.watching(x):
+        twice(x)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def ours(tensors: dict[str, object], data: bytes = b"", **metadata: str) -> byte
 
 def with_state(text: str) -> bytes:
     """A file whose checksum is right for a state that may be anything."""
-    return ours({}, state=text, sha256=module._checksum({}, text))
+    return ours({}, state=text, sha256=module.checksum({}, text))
 
 
 def torch_file(marker: Path, zipped: bool) -> bytes:
@@ -120,7 +120,7 @@ MALFORMED: dict[str, tuple[Make, str]] = {
     ),
     "no state": (
         lambda _good, _marker: raw(
-            {"__metadata__": {"format": module.FORMAT, "sha256": module._checksum({}, "")}}
+            {"__metadata__": {"format": module.FORMAT, "sha256": module.checksum({}, "")}}
         ),
         "not JSON",
     ),

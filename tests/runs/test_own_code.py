@@ -299,7 +299,7 @@ def test_relative_data_folder_is_made_absolute_for_sweeps_and_python_too(
     monkeypatch.chdir(tmp_path)
     asked: list[Config] = []
 
-    def stop(config: Config, *_: object) -> None:
+    def stop(config: Config, *_: object, **__: object) -> None:
         asked.append(config)
         raise SourceError(tmp_path, "far enough")
 

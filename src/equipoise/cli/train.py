@@ -84,7 +84,7 @@ def run(arguments: Namespace) -> int:
         from equipoise.runs.dry_run import dry_run
 
         try:
-            cost = dry_run(config, arguments.output)
+            cost = dry_run(config, arguments.output, trust=arguments.trust)
         except SourceError:
             raise  # it says itself which file or folder is wrong
         except ValueError as error:

@@ -33,6 +33,7 @@ __all__ = [
     "CheckpointWarning",
     "Checkpoints",
     "Stored",
+    "checksum",
     "read_checkpoint",
     "write_checkpoint",
 ]
@@ -89,7 +90,7 @@ def write_checkpoint(
     _require_text_keys(state)
     kept = {name: _plain(name, tensor) for name, tensor in tensors.items()}
     header: dict[str, object] = {
-        "__metadata__": {"format": FORMAT, "sha256": _checksum(kept, text), "state": text}
+        "__metadata__": {"format": FORMAT, "sha256": checksum(kept, text), "state": text}
     }
     pieces, end = [], 0
     # the widest first, so that all numbers lie at multiples of their size
@@ -132,7 +133,7 @@ def read_checkpoint(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]
             # copies, because what safe_open gives are views of the file
             tensors = {name: file.get_tensor(name).clone() for name in sorted(file.keys())}
         text = metadata.get("state", "")
-        if metadata.get("sha256") != _checksum(tensors, text):
+        if metadata.get("sha256") != checksum(tensors, text):
             raise CheckpointError(path, "checksum is wrong")
     except (SafetensorError, ArithmeticError, MemoryError, RuntimeError, TypeError) as error:
         raise CheckpointError(path, f"damaged ({error})") from error
@@ -268,15 +269,20 @@ def _content(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _checksum(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return the SHA-256 of all names, types, shapes and bytes by name, then of the state."""
-    checksum = hashlib.sha256()
+def checksum(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256 of all names, types, shapes and bytes by name, then of a text.
+
+    Args:
+        tensors: The tensors by name, on the CPU and contiguous.
+        text: The text.
+    """
+    found = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name]
-        checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        checksum.update(_content(tensor))
-    checksum.update(text.encode())
-    return checksum.hexdigest()
+        found.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        found.update(_content(tensor))
+    found.update(text.encode())
+    return found.hexdigest()
 
 
 def _inspect(path: Path) -> None:

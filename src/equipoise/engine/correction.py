@@ -102,7 +102,7 @@ class CorrectionLoss(LossTerm):
         self._outputs: list[Tensor] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, x: Tensor) -> Iterator[None]:
         """Keep the iterates of the solve, and the model's outputs with each of them."""
         calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         states: list[Any] = []
@@ -155,7 +155,7 @@ class CorrectionLoss(LossTerm):
         output: Tensor = found if isinstance(found, Tensor) else found[0]
         return output
 
-    def estimate(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def estimate(self, loss: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
         decay, outputs = self._settings.decay, self._outputs
         self._outputs = []
         powers = reversed(range(len(outputs)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.data.image_depth import ImageWarning
 
-__all__ = ["warn_of_scale"]
+__all__ = ["describe_scale", "warn_of_scale"]
 
 MAX_RATIO = 16
 """Halfway, in factors, between equal scales and those of bytes and of numbers from 0 to 1."""
@@ -32,7 +32,7 @@ def warn_of_scale(
     told = False
     for name, sample in inputs:
         if value_range is not None and not told and sample.dim() == 3 and sample.numel():
-            found = _describe(sample, *value_range)
+            found = describe_scale(sample, *value_range)
             told = bool(found)
             if found:
                 low, high = value_range
@@ -46,8 +46,14 @@ def warn_of_scale(
         yield name, sample
 
 
-def _describe(image: Tensor, low: float, high: float) -> str:
-    """What the numbers of an image are, if they differ from those between `low` and `high`."""
+def describe_scale(image: Tensor, low: float, high: float) -> str:
+    """Return what the numbers of an image are, if their scale is not that of other images.
+
+    Args:
+        image: The image, or several.
+        low: The least number of the others.
+        high: Their largest.
+    """
     if image.dtype == torch.uint8:
         same = low >= -MARGIN and 1 / MAX_RATIO <= high <= 1 + MARGIN
         return "" if same else "its bytes become numbers from 0 to 1"

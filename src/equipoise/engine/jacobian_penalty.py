@@ -43,7 +43,7 @@ class JacobianPenalty(LossTerm):
         self._solves: list[tuple[Equilibrium, Any, Any]] = []
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def watching(self, x: Tensor) -> Iterator[None]:
         """Note each solve of the layers while the context lasts."""
         self._solves.clear()
         with ExitStack() as stack:
@@ -60,7 +60,7 @@ class JacobianPenalty(LossTerm):
             x = inputs[0] if inputs else named["x"]
             self._solves.append((layer, x, layer.last.value))
 
-    def estimate(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def estimate(self, loss: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
         """Return an estimate of `|J|_F^2 / width`, differentiable in weights and inputs."""
         found = [frobenius_penalty(layer.map(x), z).mean() for layer, x, z in self._solves]
         self._solves.clear()

@@ -18,19 +18,27 @@ class LossTerm(ABC):
     Attributes:
         name: What the log calls the estimate.
         weight: Its weight in the loss.
+        failure: A sentence on why a step with this term must not count, empty if it may; cleared
+            before each step.
     """
 
     name: ClassVar[str]
     weight: float
+    failure: str = ""
 
     @abstractmethod
-    def watching(self) -> AbstractContextManager[None]:
-        """Note what the term needs of one pass of the model while the context lasts."""
+    def watching(self, x: Tensor) -> AbstractContextManager[None]:
+        """Note what the term needs of one pass of the model while the context lasts.
+
+        Args:
+            x: The samples of the pass, images at their own size.
+        """
 
     @abstractmethod
-    def estimate(self, loss: Callable[[Tensor], Tensor]) -> Tensor:
+    def estimate(self, loss: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
         """Return the term for the pass that was watched, a differentiable number.
 
         Args:
             loss: The loss of the task, given an output of the model for the same samples.
+            output: What the model returned.
         """

@@ -16,6 +16,7 @@ from torch import Tensor
 from equipoise.core import SettingError, SourceError, remove_partials
 from equipoise.data import Dataset, fingerprint
 from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
+from equipoise.engine.distillation import TEACHER, DistillationLoss
 from equipoise.engine.distributed import Group
 from equipoise.engine.log import MetricLog
 from equipoise.engine.run_lock import RunLock
@@ -189,11 +190,13 @@ class RunFolder:
         if stored is not None:
             try:
                 different = _first_difference(stored.state["run"], self._identity)
-                if different in DATA:
+                if different in (*DATA, TEACHER):
+                    what = "teacher" if different == TEACHER else "data"
+                    became = "have changed since" if different in self._identity else "are missing"
                     raise SourceError(
                         self.path,
-                        f"must be resumed with the data that it was trained on; {different} have "
-                        "changed since. Put them back as they were, or train anew with: equipoise "
+                        f"must be resumed with the {what} that it was trained on; {different} "
+                        f"{became}. Put them back as they were, or train anew with: equipoise "
                         f"train {shlex.quote(str(self.path))} --output NEW",
                     )
                 if different:
@@ -229,6 +232,7 @@ def run_identity(
     schedule: ScheduleConfig,
     train: Dataset,
     test: Dataset | None,
+    distillation: DistillationLoss | None = None,
 ) -> dict[str, Any]:
     """Return the settings and the data with which alone a checkpoint can be resumed.
 
@@ -239,6 +243,7 @@ def run_identity(
         schedule: Its schedule.
         train: The samples it learns from.
         test: The samples it scores.
+        distillation: What another model teaches it, if one does.
     """
     fixed_length = schedule.depends_on_length or settings.image_sizes
     free = {*TrainConfig.free, *(() if fixed_length else ("epochs",))}
@@ -255,8 +260,9 @@ def run_identity(
         name: None if dataset is None else fingerprint(dataset)
         for name, dataset in zip(DATA, (train, test), strict=True)
     }
+    taught = {} if distillation is None else distillation.identity()
     # As it is read back: tuples become lists.
-    return json.loads(json.dumps({**flat, **data}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps({**flat, **data, **taught}))  # type: ignore[no-any-return]
 
 
 def _first_difference(kept: Mapping[str, Any], own: Mapping[str, Any]) -> str:
@@ -264,7 +270,7 @@ def _first_difference(kept: Mapping[str, Any], own: Mapping[str, Any]) -> str:
     return next(
         (
             name
-            for name in sorted({*kept, *own})
+            for name in sorted({*kept, *own}, key=lambda name: (name != TEACHER, name))
             if kept.get(name, MISSING) != own.get(name, MISSING)
         ),
         "",

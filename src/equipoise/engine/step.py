@@ -90,7 +90,13 @@ class Stepper:
         self.skip_reason = ""
 
     def compute(
-        self, x: Tensor, y: Tensor, learning_rate: float, rows: Tensor | None = None
+        self,
+        x: Tensor,
+        y: Tensor,
+        learning_rate: float,
+        rows: Tensor | None = None,
+        *,
+        whole: Tensor | None = None,
     ) -> Step:
         """Compute the loss of a batch and its gradients, in parts if so set.
 
@@ -99,6 +105,7 @@ class Stepper:
             y: Their targets.
             learning_rate: Of the step.
             rows: Where in the data the samples are; needed for warm starts.
+            whole: The samples as the terms of the loss see them, if images of another size.
         """
         for each in self.optimizer.param_groups:
             each["lr"] = learning_rate * each["rate"]
@@ -106,31 +113,34 @@ class Stepper:
         if not self.model.training:  # else a part that is frozen in evaluation mode would thaw
             self.model.train()
         self.solves.clear()
+        for term in self.terms:
+            term.failure = ""
         self.optimizer.zero_grad()
         parts = self._split(x, y)
         places = [None] * len(parts) if rows is None else rows.tensor_split(len(parts))
+        seen = (x if whole is None else whole).tensor_split(len(parts))
         weights = [self.task.weight(target) for _, target in parts]
         weight = sum(weights)
         # Gradients are averaged over processes: where these have different weights, each loss
         # counts by its own. Those of the parts add up.
-        whole = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
+        total_weight = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
         outputs, losses = [], []
         estimates: dict[str, list[Tensor]] = {term.name: [] for term in self.terms}
-        together = zip(parts, places, weights, strict=True)
-        for number, ((inputs, target), place, own) in enumerate(together, 1):
-            factor = own * self.group.world / whole if whole else 1.0
+        together = zip(parts, seen, places, weights, strict=True)
+        for number, ((inputs, target), samples, place, own) in enumerate(together, 1):
+            factor = own * self.group.world / total_weight if total_weight else 1.0
             # Processes exchange gradients once, with the last part.
             exchange = nullcontext() if number == len(parts) else self._unsynchronized()
             with exchange, self._starts(place):
                 with autocast(self.group.device, self.settings.precision), ExitStack() as stack:
                     for term in self.terms:
-                        stack.enter_context(term.watching())
+                        stack.enter_context(term.watching(samples))
                     output = self.state.memory.run(self.wrapped, inputs)
                 self.task.check(output, target)
                 loss = self.task.loss(output, target)
                 total = loss
                 for term in self.terms:
-                    estimate = term.estimate(partial(self.task.loss, target=target))
+                    estimate = term.estimate(partial(self.task.loss, target=target), output)
                     estimates[term.name].append(estimate.detach().cpu())
                     total = total + term.weight * estimate
                 scaled = self.state.scaler.scale(total if factor == 1 else total * factor)
@@ -200,13 +210,17 @@ class Stepper:
 
     def _judge(self, step: Step) -> tuple[Verdict, str]:
         """Return what this process would do with a step, and why it would skip it."""
+        failed_term = next((term.failure for term in self.terms if term.failure), "")
         finite_loss = bool(torch.isfinite(step.loss))
         finite_gradient = bool(torch.isfinite(step.gradient_norm))
         scaled = self.state.scaler.is_enabled() and self.state.scaler.get_scale() > 1
-        if finite_loss and not self.solves.forward_failed and not finite_gradient and scaled:
+        computed = finite_loss and not self.solves.forward_failed and not failed_term
+        if computed and not finite_gradient and scaled:
             return Verdict.RESCALE, "the gradient overflowed float16; its scale was halved."
         if self.solves.failure:
             return Verdict.SKIP, self.solves.failure
+        if failed_term:
+            return Verdict.SKIP, failed_term
         if not finite_loss:
             reason = f"the loss was {step.loss.item()}; {SLOWER}, and look for NaN in the data."
             return Verdict.SKIP, reason

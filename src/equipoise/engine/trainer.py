@@ -27,6 +27,7 @@ from equipoise.data import Dataset, Loading, Transform
 from equipoise.engine.check_settings import check_settings
 from equipoise.engine.correction import Correction, CorrectionLoss
 from equipoise.engine.course import Course
+from equipoise.engine.distillation import DistillationLoss
 from equipoise.engine.distributed import Group
 from equipoise.engine.evaluate import Evaluation, evaluate
 from equipoise.engine.jacobian_penalty import JacobianPenalty
@@ -89,6 +90,7 @@ class Trainer:
         progress: Where to show how it goes; by default the terminal.
         jacobian_penalty: Weight of `JacobianPenalty` in the loss; 0 adds nothing.
         correction: At which iterates of a solve the loss is taken too, if at any.
+        distillation: What another model teaches, if one does.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Trainer:
         progress: Progress | None = None,
         jacobian_penalty: float = 0.0,
         correction: Correction | None = None,
+        distillation: DistillationLoss | None = None,
     ) -> None:
         self.task, self.train, self.test, self.held_out = task, train, test, held_out
         self.settings, self.schedule = settings or TrainConfig(), schedule or ScheduleConfig()
@@ -156,9 +159,16 @@ class Trainer:
             terms.append(CorrectionLoss(model, correction))
         if jacobian_penalty:
             terms.append(JacobianPenalty(model, jacobian_penalty))
+        if distillation is not None:
+            terms.append(distillation)
         self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves, terms)
         identity = run_identity(
-            self.settings, self.optimizer_settings, self.schedule, self.train, self.test
+            self.settings,
+            self.optimizer_settings,
+            self.schedule,
+            self.train,
+            self.test,
+            distillation,
         )
         self.store = RunFolder(folder, self.state, self.group, self.settings, identity)
         self.scorer = Scorer(
@@ -310,8 +320,8 @@ class Trainer:
     def _step(self, x: Tensor, y: Tensor, rows: Tensor) -> dict[str, Any] | None:
         """Make one step or skip it, and return its line of metrics if one is due."""
         number = self.position.step
-        x = self.image_sizes(x, number, self.course.steps)
-        step = self.stepper.compute(x, y, self.learning_rate(number), rows)
+        seen = self.image_sizes(x, number, self.course.steps)
+        step = self.stepper.compute(seen, y, self.learning_rate(number), rows, whole=x)
         verdict = self.stepper.verdict(step)
         self.stepper.apply(step, verdict)
         return self.recorder.record(step, verdict)

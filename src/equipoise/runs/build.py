@@ -125,7 +125,7 @@ def resolve(config: Config, dataset: Dataset) -> Config:
     if config.data.mix != "none" and not task.takes_mixed_targets:
         rule = f"be 'none' for the task {task.name!r}, whose targets cannot be mixed"
         raise SettingError("data.mix", rule, config.data.mix)
-    seen = replace(dataset, shape=_seen_shape(config.data, dataset))
+    seen = replace(dataset, shape=seen_shape(config.data, dataset))
     outputs = task.outputs(seen)
     known, options = model_options(config.model.name), dict(config.model.options)
     if "input_shape" in known:
@@ -162,8 +162,13 @@ def _is_table(dataset: Dataset) -> bool:
     return dataset.task in ("arrays", "regression") and len(dataset.shape) == 1
 
 
-def _seen_shape(data: DataConfig, dataset: Dataset) -> tuple[int, ...]:
-    """The shape of a sample as the model sees it, after its transform."""
+def seen_shape(data: DataConfig, dataset: Dataset) -> tuple[int, ...]:
+    """Return the shape of a sample as the model sees it, after its transform.
+
+    Args:
+        data: What is done to the samples.
+        dataset: The samples, or what is known of them.
+    """
     if len(dataset.shape) != 3:
         return dataset.shape
     channels = 1 if data.greyscale else dataset.shape[0]

@@ -18,7 +18,7 @@ from equipoise.runs.run import check_folder, open_group, prepare
 __all__ = ["dry_run"]
 
 
-def dry_run(config: Config, folder: Path | None = None) -> str:
+def dry_run(config: Config, folder: Path | None = None, *, trust: bool = False) -> str:
     """Build all of a run, make a step, and return what a step and the run cost, in words.
 
     A step that would be skipped raises a `ConvergenceError` that says why.
@@ -26,6 +26,7 @@ def dry_run(config: Config, folder: Path | None = None) -> str:
     Args:
         config: What to do.
         folder: Where the run would be kept, which must be new or empty.
+        trust: As of `open_run`, for a run that teaches.
     """
     config = with_absolute_paths(config)
     if folder is not None:
@@ -33,7 +34,7 @@ def dry_run(config: Config, folder: Path | None = None) -> str:
     if config.train.threads:
         torch.set_num_threads(config.train.threads)
     with interruptible(), open_group(config) as group:
-        trainer, _, _ = prepare(config, None, group, make_progress(quiet=True))
+        trainer, _, _ = prepare(config, None, group, make_progress(quiet=True), trust=trust)
         cost = measure_step(trainer)
     if cost.skip_reason:
         raise ConvergenceError(f"the first steps would be skipped: {cost.skip_reason}")

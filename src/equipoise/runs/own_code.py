@@ -87,13 +87,16 @@ def with_absolute_paths(config: Config) -> Config:
         config: The config.
     """
     root = config.data.root and os.path.abspath(os.path.expanduser(config.data.root))
+    teacher = dict(config.task.teacher)
+    if teacher:
+        teacher["run"] = os.path.abspath(os.path.expanduser(teacher["run"]))
     # Making the sections loads what they name: a process that a sweep spawned was handed a config
     # that another process had made.
     return replace(
         config,
         model=replace(config.model, name=to_absolute_name(config.model.name)),
         data=replace(config.data, name=to_absolute_name(config.data.name), root=root),
-        task=replace(config.task, name=to_absolute_name(config.task.name)),
+        task=replace(config.task, name=to_absolute_name(config.task.name), teacher=teacher),
     )
 
 

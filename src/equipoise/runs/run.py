@@ -47,6 +47,7 @@ from equipoise.runs.own_code import (
 from equipoise.runs.run_report import BAD_SAMPLES, read_json, report_run
 from equipoise.runs.samples import Samples, load_samples
 from equipoise.runs.sections import DataConfig
+from equipoise.runs.teacher import load_teacher
 
 __all__ = ["check_folder", "open_group", "prepare", "resume_run", "train_run"]
 
@@ -89,7 +90,7 @@ def train_run(
         # Before the data are read, which may take long.
         group.on_main(folder, lambda: check_folder(folder, resume=resume))
         group.on_main(folder, lambda: _check_code(folder, config, progress, trust=trust))
-        trainer, samples, config = prepare(config, folder, group, progress)
+        trainer, samples, config = prepare(config, folder, group, progress, trust=trust)
         with trainer.store.hold() as lock:
             if resume and (folder / "config.toml").exists() and not _has_checkpoints(folder):
                 trainer.progress.note(
@@ -112,7 +113,12 @@ def train_run(
 
 
 def prepare(
-    config: Config, folder: Path | None, group: Group, progress: Progress
+    config: Config,
+    folder: Path | None,
+    group: Group,
+    progress: Progress,
+    *,
+    trust: bool = False,
 ) -> tuple[Trainer, Samples, Config]:
     """Build all that a config asks for, and write nothing.
 
@@ -121,6 +127,7 @@ def prepare(
         folder: Where the run will be kept, if anywhere.
         group: The processes that train together.
         progress: Where to show how it goes.
+        trust: As of `open_run`, for the run that teaches.
 
     Returns:
         The run, its samples, and the config with what it left to the data.
@@ -135,6 +142,7 @@ def prepare(
         source = Path(config.model.weights)
         told = load_initial_weights(model, source, config, task, samples.train)
         progress.note(f"starting from the weights of {told}")
+    distillation = load_teacher(config, task, samples.train, plain, group.device, trust=trust)
     trainer = Trainer(
         model,
         task,
@@ -152,6 +160,7 @@ def prepare(
         progress=progress,
         jacobian_penalty=config.task.jacobian_penalty,
         correction=config.task.make_correction(),
+        distillation=distillation,
     )
     return trainer, samples, config
 

@@ -18,6 +18,7 @@ from equipoise.data import DATASETS, Dataset, Loading
 from equipoise.data.encoding import Impute
 from equipoise.data.loader import MAX_WORKERS
 from equipoise.engine.correction import Correction
+from equipoise.engine.distillation import Distillation
 from equipoise.engine.tasks import TASKS, Task, make_task
 from equipoise.models import model_options, require_model
 from equipoise.operators import DEGRADATIONS
@@ -200,6 +201,9 @@ class TaskConfig:
         correction: Iterates of a solve at which the loss is taken too, such as
             `{ steps = [2, 4], weight = 0.5, decay = 0.8 }`; empty takes it at the equilibrium
             alone.
+        teacher: A run whose model teaches this one, of the same classes and with the same scaling
+            of samples, such as `{ run = "runs/teacher", weight = 4, temperature = 4 }`; empty
+            learns from the data alone.
     """
 
     name: str = "auto"
@@ -208,6 +212,7 @@ class TaskConfig:
     delta: float = 1.0
     jacobian_penalty: float = 0.0
     correction: dict[str, Any] = field(default_factory=dict)
+    teacher: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.name != "auto":
@@ -217,10 +222,15 @@ class TaskConfig:
         require_positive("task.delta", self.delta)
         require_positive("task.jacobian_penalty", self.jacobian_penalty, or_zero=True)
         self.make_correction()
+        self.make_distillation()
 
     def make_correction(self) -> Correction | None:
         """Return at which iterates the loss is taken too, or raise if that makes no sense."""
         return Correction.from_table(self.correction) if self.correction else None
+
+    def make_distillation(self) -> Distillation | None:
+        """Return who teaches, or raise if that makes no sense; its run need not be there."""
+        return Distillation.from_table(self.teacher) if self.teacher else None
 
     def make(self, dataset: Dataset) -> Task:
         """Return the task for a data set, or raise if they do not fit.

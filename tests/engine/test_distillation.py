@@ -1,0 +1,265 @@
+"""Learning from another model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cells import ScaledCell
+from pixel_run import StopAt
+from scipy.special import softmax
+from scipy.stats import entropy
+from torch import Tensor, nn
+
+from equipoise import Equilibrium
+from equipoise.core import Interrupted, SettingError, SourceError
+from equipoise.data import Dataset
+from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, make_task, read_metrics
+from equipoise.engine.distillation import Distillation, DistillationLoss
+from equipoise.engine.progress import SilentProgress
+from equipoise.engine.step import Stepper, Verdict
+
+
+class Teacher(nn.Module):
+    """A network with dropout and batch normalisation, which evaluation mode must still."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(48, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
+        )
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(tuple(x.shape))
+        found: Tensor = self.layers(x)
+        return found
+
+
+class Student(nn.Module):
+    """Takes images of every even size."""
+
+    size_multiple = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(3, 3)
+        self.seen: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(tuple(x.shape))
+        found: Tensor = self.head(x.mean((2, 3)))
+        return found
+
+
+def make_data() -> Dataset:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 3, 4, 4, generator=draw), torch.arange(16) % 3
+    return Dataset("made up", "train", "classification", ("a", "b", "c"), (3, 4, 4), x, y)
+
+
+def make_trainer(
+    teacher: nn.Module | None,
+    folder: Path | None = None,
+    progress: SilentProgress | None = None,
+    **settings: Any,
+) -> Trainer:
+    data = make_data()
+    task = make_task("classification", data)
+    return Trainer(
+        Student(),
+        task,
+        data,
+        settings=TrainConfig(**{"epochs": 3, "batch": 8, "log_every": 1, **settings}),
+        optimizer=OptimizerConfig("sgd", learning_rate=0.1, momentum=0.0),
+        folder=folder,
+        progress=progress or SilentProgress(),
+        distillation=teacher and DistillationLoss(teacher, task, 2.0, 3.0),
+    )
+
+
+def compute_step(trainer: Trainer) -> Any:
+    stepper: Stepper = trainer.stepper
+    return stepper.compute(*make_data().gather(range(16)), 0.1)
+
+
+def test_term_is_the_divergence_that_scipy_finds() -> None:
+    teacher = Teacher()
+    step = compute_step(make_trainer(teacher, batch=16))
+    x = make_data().x
+    with torch.no_grad():
+        wanted, found = teacher.eval()(x).double().numpy(), Student()(x).double().numpy()
+    each = entropy(softmax(wanted / 3, axis=1), softmax(found / 3, axis=1), axis=1)
+    assert float(step.terms["distillation_loss"]) == pytest.approx(9 * np.mean(each), rel=1e-5)
+
+
+def test_gradient_is_that_of_the_loss_by_hand() -> None:
+    trainer, teacher = make_trainer(Teacher(), batch=16), Teacher().eval()
+    compute_step(trainer)
+    x, y = make_data().gather(range(16))
+    student = Student()
+    output = student(x)
+    p, q = (teacher(x) / 3).softmax(1).detach(), (output / 3).softmax(1)
+    total = nn.functional.cross_entropy(output, y) + 2 * 9 * (p * (p / q).log()).sum(1).mean()
+    expected = torch.autograd.grad(total, [*student.parameters()])
+    for own, other in zip(trainer.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(own.grad, other, rtol=1e-4, atol=1e-6)
+
+
+def test_parts_of_a_batch_add_up_to_the_whole() -> None:
+    whole = compute_step(trainer := make_trainer(Teacher(), batch=16))
+    parts = compute_step(other := make_trainer(Teacher(), batch=16, accumulate=3))
+    term = "distillation_loss"
+    assert float(parts.terms[term]) == pytest.approx(float(whole.terms[term]), rel=1e-5)
+    pairs = zip(trainer.model.parameters(), other.model.parameters(), strict=True)
+    for own, others in pairs:
+        torch.testing.assert_close(own.grad, others.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_teacher_stays_as_it_was_and_sees_images_at_their_own_size() -> None:
+    teacher = Teacher()
+    before = {name: each.clone() for name, each in teacher.state_dict().items()}
+    trainer = make_trainer(teacher, image_sizes=(2, 4))
+    trainer.fit()
+    assert all(torch.equal(before[name], each) for name, each in teacher.state_dict().items())
+    assert all(each.grad is None for each in teacher.parameters())
+    assert set(teacher.seen) == {(8, 3, 4, 4)}
+    student: Any = trainer.model
+    assert (8, 3, 2, 2) in student.seen
+
+
+def test_taught_run_resumes_bit_for_bit_with_its_own_teacher_alone(tmp_path: Path) -> None:
+    whole = make_trainer(Teacher(), tmp_path / "whole")
+    whole.fit()
+    with pytest.raises(Interrupted):
+        make_trainer(Teacher(), tmp_path / "parts", StopAt(3)).fit()
+    for other, became in ((Teacher(seed=2), "have changed since"), (None, "are missing")):
+        with pytest.raises(SourceError, match=f"the weights of the teacher {became}"):
+            make_trainer(other, tmp_path / "parts").fit(resume=True)
+    parts = make_trainer(Teacher(), tmp_path / "parts")
+    parts.fit(resume=True)
+    for own, others in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
+        assert torch.equal(own, others)
+    lines = [
+        line
+        for line in read_metrics(tmp_path / "parts" / "metrics.jsonl")
+        if line["kind"] == "step"
+    ]
+    assert all(line["distillation_loss"] > 0 for line in lines)
+
+
+def test_taught_student_comes_close_to_its_teacher() -> None:
+    """With a weight that leaves the labels no say, outputs become the teacher's up to a shift."""
+    data, teacher = make_data(), Student()
+    task = make_task("classification", data)
+    torch.manual_seed(5)
+    nn.init.normal_(teacher.head.weight)
+    student = Student()
+    Trainer(
+        student,
+        task,
+        data,
+        settings=TrainConfig(epochs=600, batch=16),
+        optimizer=OptimizerConfig("adam", learning_rate=0.05),
+        progress=SilentProgress(),
+        distillation=DistillationLoss(teacher, task, 1e4, 1.0),
+    ).fit()
+    with torch.no_grad():
+        own, others = student(data.x).softmax(1), teacher(data.x).softmax(1)
+    torch.testing.assert_close(own, others, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 1000.0])
+def test_term_is_exact_at_every_temperature(temperature: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    wanted, found = torch.randn(2, 16, 3, generator=draw)
+    task = make_task("classification", make_data())
+    term = DistillationLoss(nn.Identity(), task, 1.0, temperature)
+    with term.watching(wanted):
+        pass
+    own = term.estimate(lambda output: output.sum(), found)
+    p, q = (softmax(each.double().numpy() / temperature, axis=1) for each in (wanted, found))
+    expected = temperature**2 * np.mean(entropy(p, q, axis=1))
+    assert float(own) == pytest.approx(expected, rel=1e-8)
+
+
+def test_step_whose_teacher_has_no_finite_outputs_is_skipped() -> None:
+    teacher = Teacher()
+    nn.init.constant_(teacher.layers[4].bias, float("nan"))
+    trainer = make_trainer(teacher, batch=16, accumulate=2)
+    step = compute_step(trainer)
+    assert trainer.stepper.verdict(step) is Verdict.SKIP
+    assert "outputs of the teacher were not finite" in trainer.stepper.skip_reason
+    nn.init.zeros_(teacher.layers[4].bias)
+    assert trainer.stepper.verdict(compute_step(trainer)) is Verdict.APPLY
+
+
+class DivergingTeacher(nn.Module):
+    """Doubles a state of three numbers for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Equilibrium(ScaledCell(), "fixed_point", max_steps=400)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = x.mean((2, 3))
+        found: Tensor = self.layer(torch.cat([features, features.new_full((len(x), 1), 2.0)], 1))
+        return found
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.ConvergenceWarning")
+def test_step_whose_teacher_diverges_is_skipped() -> None:
+    trainer = make_trainer(DivergingTeacher(), batch=16)
+    step = compute_step(trainer)
+    assert trainer.stepper.verdict(step) is Verdict.SKIP
+    assert trainer.stepper.skip_reason.startswith("the teacher's forward solve: ")
+
+
+def test_teacher_with_several_outputs_is_refused() -> None:
+    with pytest.raises(SettingError, match=r"output of the teacher must be a tensor; got tuple"):
+        make_trainer(Pair()).fit()
+
+
+class Pair(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+def test_teacher_with_other_outputs_is_refused() -> None:
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(48, 4))
+    with pytest.raises(
+        SettingError, match=r"outputs of shape \(8, 3\), as the model; got \(8, 4\)"
+    ):
+        make_trainer(teacher).fit()
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({}, r"task\.teacher\.run must be the folder of a run; got nothing"),
+        ({"run": 3}, r"task\.teacher\.run must be the folder of a run"),
+        ({"run": "r", "weight": 0}, r"task\.teacher\.weight must be"),
+        ({"run": "r", "temperature": -1}, r"task\.teacher\.temperature must be"),
+        (
+            {"run": "r", "temperature": 1e200},
+            r"temperature must be from 0\.01 to 1000; got 1e\+200",
+        ),
+        ({"run": "r", "temperature": 1e-40}, r"temperature must be from 0\.01 to 1000; got 1e-40"),
+        ({"run": "r", "wieght": 1}, r"Did you mean 'weight'"),
+    ],
+)
+def test_odd_settings_get_one_sentence(table: dict[str, Any], match: str) -> None:
+    with pytest.raises(SettingError, match=match):
+        Distillation.from_table(table)
+
+
+def test_task_without_classes_is_refused() -> None:
+    y = torch.randn(16, 1)
+    data = Dataset("made up", "train", "regression", ("y",), (3,), torch.randn(16, 3), y)
+    with pytest.raises(SettingError, match=r"left out for the task 'regression'"):
+        DistillationLoss(nn.Linear(3, 1), make_task("regression", data), 1.0, 1.0)

@@ -1,0 +1,155 @@
+"""Runs that learn from another run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from equipoise.cli import main
+from equipoise.runs import evaluate_run
+
+QUICK = ("train.epochs=2", "data.subset=200", "train.threads=1", "--quiet")
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "teacher"
+    assert main(["train", "digits", "--output", str(folder), *QUICK, "train.seed=1"]) == 0
+    return folder
+
+
+def teach(teacher: Path | str, folder: Path, *words: str, source: str = "digits") -> int:
+    table = f'task.teacher={{ run = "{teacher}", weight = 2 }}'
+    return main(["train", source, "--output", str(folder), *QUICK, table, *words])
+
+
+def test_run_with_a_teacher_needs_it_for_training_alone(
+    teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(teacher.parent)
+    assert teach("teacher", tmp_path / "taught") == 0
+    monkeypatch.chdir(tmp_path)
+    config = (tmp_path / "taught" / "config.toml").read_text()
+    assert str(teacher) in config  # as it must be to be resumed from another folder
+    lines = (tmp_path / "taught" / "metrics.jsonl").read_text().splitlines()
+    steps = [each for each in map(json.loads, lines) if each["kind"] == "step"]
+    assert all(each["distillation_loss"] > 0 for each in steps)
+
+    hidden = teacher.with_name("hidden")
+    teacher.rename(hidden)
+    try:
+        assert evaluate_run(tmp_path / "taught").samples == 359
+    finally:
+        hidden.rename(teacher)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("data.mean=[0.5]", "data.std=[0.5]"), "saw them otherwise"),
+        (("data.size=[16,16]",), "saw samples of shape (1, 8, 8), where they have (1, 16, 16)"),
+        (("data.classes=[0,1,2]",), "classes of these data, in their order"),
+        (("data.classes=[1,0,2,3,4,5,6,7,8,9]",), "classes of these data, in their order"),
+    ],
+)
+def test_teacher_of_other_samples_is_refused(
+    teacher: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    assert teach(teacher, tmp_path / "taught", *words) == 2
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "taught").exists()
+
+
+def test_table_scaled_otherwise_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ("train.epochs=1", "train.threads=1", "--quiet")
+    words = ["train", "mlp-breast-cancer", *quick, "data.holdout=0.2", "data.subset=300"]
+    assert main([*words, "--output", str(tmp_path / "teacher")]) == 0
+    table = f'task.teacher={{ run = "{tmp_path / "teacher"}" }}'
+    assert main([*words, "--output", str(tmp_path / "same"), table]) == 0
+    other = [*words, "--output", str(tmp_path / "other"), table, "data.subset=200"]
+    assert main(other) == 2
+    assert "from the same training rows" in " ".join(capsys.readouterr().err.split())
+
+
+def write_pictures(folder: Path) -> None:
+    draw = np.random.default_rng(0)
+    for split, number in itertools.product(("train", "val"), range(12)):
+        place = folder / split / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / f"{number}.png")
+
+
+def write_arrays(folder: Path, scale: float) -> None:
+    draw = np.random.default_rng(0)
+    folder.mkdir()
+    for split in ("train", "test"):
+        x = scale * draw.random((12, 3, 8, 8), dtype=np.float32)
+        np.savez(folder / f"{split}.npz", x=x, y=np.arange(12) % 2)
+
+
+SMALL = (
+    "model.name=resnet-18",
+    'model.options={ stem = "small", width = 4 }',
+    "data.augment=none",
+    "train.epochs=1",
+    "train.threads=1",
+    "--quiet",
+)
+
+
+def train_small(folder: Path, *words: str) -> int:
+    cleared = [f"{name}=[]" for name in ("data.mean", "data.std", "train.image_sizes")]
+    return main(["train", "cifar10", "--output", str(folder), *SMALL, *cleared, *words])
+
+
+def test_teacher_whose_images_were_read_at_another_size_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(tmp_path / "data")
+    words = ("data.name=image-folder", f"data.root={tmp_path / 'data'}")
+    assert train_small(tmp_path / "teacher", *words, "data.options.size=[8,8]") == 0
+    taught = f"task.teacher.run={tmp_path / 'teacher'}"
+    assert train_small(tmp_path / "taught", *words, taught, "data.options.size=[16,16]") == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "saw samples of shape (3, 8, 8), where they have (3, 16, 16) here" in printed
+    assert train_small(tmp_path / "taught", *words, taught, "data.options.size=[8,8]") == 0
+
+
+@pytest.mark.parametrize(("theirs", "own"), [(255.0, 1.0), (1.0, 255.0)])
+def test_teacher_of_images_of_another_scale_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], theirs: float, own: float
+) -> None:
+    for name, scale in (("theirs", theirs), ("own", own)):
+        write_arrays(tmp_path / name, scale)
+    taught = f"task.teacher.run={tmp_path / 'teacher'}"
+    source, other = (
+        ("data.name=npz", f"data.root={tmp_path / name}") for name in ("theirs", "own")
+    )
+    assert train_small(tmp_path / "teacher", *source) == 0
+    assert train_small(tmp_path / "taught", *other, taught) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "saw images of another scale: here its numbers reach" in printed
+    assert train_small(tmp_path / "taught", *source, taught) == 0
+
+
+def test_missing_teacher_and_task_without_classes_get_one_sentence(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert teach(tmp_path / "none", tmp_path / "taught") == 2
+    assert "task.teacher.run must be the folder of a run" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert teach(teacher, tmp_path / "taught", source="denoise-digits") == 2
+    assert "left out for the task 'restoration'" in " ".join(capsys.readouterr().err.split())
