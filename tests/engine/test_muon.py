@@ -76,6 +76,10 @@ def test_odd_settings_are_refused(options, message):
         ({"lr": 1.0}, "got a group without params"),
         ({"params": [nn.Parameter(torch.ones(2))], "orthogonal": "no"}, "orthogonal must be"),
         ({"params": [nn.Parameter(torch.ones(2))], "orthogonal": True}, "two dimensions"),
+        (
+            {"params": [nn.Parameter(torch.ones(2, 2))], "orthogonal": True, "maximize": True},
+            "must have only the settings .*got 'maximize'",
+        ),
     ],
 )
 def test_odd_groups_are_refused(group, message):

@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from equipoise.core import SettingError, require_between, require_flag, require_positive
+from equipoise.core import SettingError, choose, require_between, require_flag, require_positive
 
 __all__ = ["Muon", "hidden_matrices"]
 
@@ -20,6 +20,18 @@ ITERATIONS = 5
 """After these, singular values above 0.3 % of the largest lie between about 0.7 and 1.2."""
 
 LAST_PARTS = ("classifier", "head")
+
+SETTINGS = (
+    "params",
+    "param_names",
+    "orthogonal",
+    "lr",
+    "initial_lr",
+    "rate",
+    "momentum",
+    "weight_decay",
+)
+"""What a group to orthogonalise may say."""
 
 
 @final
@@ -114,6 +126,9 @@ def _complete(group: object) -> dict[str, Any]:
     if made["orthogonal"] and any(weight.dim() < 2 for weight in params):
         rule = "have at least two dimensions to be orthogonalised"
         raise SettingError("Muon.groups.params", rule, params, got="a vector or a number")
+    if made["orthogonal"]:
+        for name in made:  # those of AdamW, such as maximize, would change nothing
+            choose("Muon.groups", name, SETTINGS, "have only the settings")
     return made
 
 
