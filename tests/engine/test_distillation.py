@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,20 @@ from scipy.special import softmax
 from scipy.stats import entropy
 from torch import Tensor, nn
 
-from equipoise import Equilibrium
+from equipoise import ConvergenceWarning, Equilibrium, OptEq
 from equipoise.core import Interrupted, SettingError, SourceError
 from equipoise.data import Dataset
 from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, make_task, read_metrics
 from equipoise.engine.distillation import Distillation, DistillationLoss
 from equipoise.engine.progress import SilentProgress
 from equipoise.engine.step import Stepper, Verdict
+
+
+class Shapes(list[tuple[int, ...]]):
+    """The shapes that a module and its copies have seen."""
+
+    def __deepcopy__(self, memo: object) -> Shapes:
+        return self
 
 
 class Teacher(nn.Module):
@@ -32,7 +41,7 @@ class Teacher(nn.Module):
         self.layers = nn.Sequential(
             nn.Flatten(), nn.Linear(48, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3)
         )
-        self.seen: list[tuple[int, ...]] = []
+        self.seen = Shapes()
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.append(tuple(x.shape))
@@ -67,12 +76,13 @@ def make_trainer(
     teacher: nn.Module | None,
     folder: Path | None = None,
     progress: SilentProgress | None = None,
+    model: nn.Module | None = None,
     **settings: Any,
 ) -> Trainer:
     data = make_data()
     task = make_task("classification", data)
     return Trainer(
-        Student(),
+        model or Student(),
         task,
         data,
         settings=TrainConfig(**{"epochs": 3, "batch": 8, "log_every": 1, **settings}),
@@ -195,8 +205,73 @@ def test_step_whose_teacher_has_no_finite_outputs_is_skipped() -> None:
     step = compute_step(trainer)
     assert trainer.stepper.verdict(step) is Verdict.SKIP
     assert "outputs of the teacher were not finite" in trainer.stepper.skip_reason
-    nn.init.zeros_(teacher.layers[4].bias)
+    nn.init.zeros_(trainer.stepper.terms[0].teacher.layers[4].bias)
     assert trainer.stepper.verdict(compute_step(trainer)) is Verdict.APPLY
+
+
+def test_teacher_and_not_the_backward_solve_is_the_reason_of_a_skipped_step() -> None:
+    teacher = Teacher()
+    nn.init.constant_(teacher.layers[4].bias, float("nan"))
+    model = nn.Sequential(nn.Flatten(), OptEq(48, 3, 6))
+    trainer = make_trainer(teacher, model=model, batch=16)
+    with trainer.solves.listening(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        step = compute_step(trainer)
+    assert trainer.solves.failure  # of the gradient's NaN
+    assert trainer.stepper.verdict(step) is Verdict.SKIP
+    assert "outputs of the teacher were not finite" in trainer.stepper.skip_reason
+
+
+def test_teacher_that_writes_to_its_input_leaves_the_samples_of_the_model() -> None:
+    teachers = (
+        nn.Sequential(nn.ReLU(inplace=writes), nn.Flatten(), nn.Linear(48, 3))
+        for writes in (False, True)
+    )
+    losses = []
+    for teacher in teachers:
+        with torch.no_grad():
+            teacher[2].weight.fill_(0.1)
+            teacher[2].bias.zero_()
+        step = compute_step(make_trainer(teacher, batch=16))
+        losses.append((float(step.loss), float(step.terms["distillation_loss"])))
+    assert losses[0] == losses[1]
+
+
+def test_teacher_in_training_mode_that_two_runs_share_stays_as_it_was() -> None:
+    teacher = Teacher().train()
+    before = {name: each.clone() for name, each in teacher.state_dict().items()}
+    runs = [threading.Thread(target=make_trainer(teacher, epochs=5).fit) for _ in range(2)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert all(torch.equal(before[name], each) for name, each in teacher.state_dict().items())
+    assert all(part.training for part in teacher.modules())
+
+
+def test_teacher_that_shares_a_layer_with_the_model_is_counted_apart() -> None:
+    layer = OptEq(48, 3, 6)
+    model, teacher = (nn.Sequential(nn.Flatten(), layer) for _ in range(2))
+    trainer = make_trainer(teacher, model=model, batch=16)
+    with trainer.solves.listening():
+        compute_step(trainer)
+    assert trainer.solves.forward.sums[1:].sum() == 16
+
+
+def test_solves_of_the_teacher_that_miss_their_tolerance_are_told_and_counted(
+    tmp_path: Path,
+) -> None:
+    layer = OptEq(48, 3, 6, max_steps=1, tolerance=1e-7, on_failure="ignore", solver="fixed_point")
+    trainer = make_trainer(nn.Sequential(nn.Flatten(), layer), tmp_path / "run")
+    with pytest.warns(ConvergenceWarning, match=r"^The teacher's equilibrium: 8 of 8 samples did"):
+        compute_step(trainer)
+    trainer = make_trainer(nn.Sequential(nn.Flatten(), layer), tmp_path / "run")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        trainer.fit()
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    missed = [line["distillation_loss_missed"] for line in lines if line["kind"] == "step"]
+    assert missed == [8] * 6
 
 
 class DivergingTeacher(nn.Module):
@@ -218,6 +293,22 @@ def test_step_whose_teacher_diverges_is_skipped() -> None:
     step = compute_step(trainer)
     assert trainer.stepper.verdict(step) is Verdict.SKIP
     assert trainer.stepper.skip_reason.startswith("the teacher's forward solve: ")
+
+
+def test_teacher_that_is_no_module_is_refused() -> None:
+    task = make_task("classification", make_data())
+    with pytest.raises(SettingError, match=r"teacher must be a module"):
+        DistillationLoss(lambda x: x, task, 1.0, 1.0)
+
+
+def test_outputs_of_pixels_are_refused() -> None:
+    task = make_task("classification", make_data())
+    term = DistillationLoss(nn.Identity(), task, 1.0, 1.0)
+    pixels = torch.zeros(2, 3, 4, 4)
+    with term.watching(pixels):
+        pass
+    with pytest.raises(SettingError, match=r"output for each class of a sample; got outputs \(2"):
+        term.estimate(lambda output: output.sum(), pixels)
 
 
 def test_teacher_with_several_outputs_is_refused() -> None:

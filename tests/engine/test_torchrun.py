@@ -100,6 +100,22 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_terms_of_the_loss_are_logged_in_the_mean_over_all_processes(
+    pair: Path, tmp_path: Path
+) -> None:
+    settings = [*SETTINGS, "train.steps=2", "train.checkpoint_steps=0", f"task.teacher.run={pair}"]
+    folder = tmp_path / "two"
+    words = ["train", "digits", *settings, "--output", str(folder)]
+    code, printed = run(tmp_path, "-m", "equipoise", *words)
+    assert code == 0, printed
+    train_run(load_config("digits", settings), tmp_path / "one", quiet=True)
+    both = [
+        [line["distillation_loss"] for line in lines(tmp_path / name, "step")]
+        for name in ("two", "one")
+    ]
+    assert both[0] == pytest.approx(both[1], rel=1e-5)
+
+
 def test_two_processes_train_like_one(pair: Path, tmp_path: Path) -> None:
     train_run(load_config("digits", SETTINGS), tmp_path, quiet=True)
     agree(pair, tmp_path)

@@ -51,7 +51,10 @@ def test_run_with_a_teacher_needs_it_for_training_alone(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("data.mean=[0.5]", "data.std=[0.5]"), "saw them otherwise"),
+        (
+            ("data.mean=[0.5]", "data.std=[0.5]"),
+            "saw them with data.mean = (), where it is (0.5,) here",
+        ),
         (("data.size=[16,16]",), "saw samples of shape (1, 8, 8), where they have (1, 16, 16)"),
         (("data.classes=[0,1,2]",), "classes of these data, in their order"),
         (("data.classes=[1,0,2,3,4,5,6,7,8,9]",), "classes of these data, in their order"),
@@ -142,6 +145,69 @@ def test_teacher_of_images_of_another_scale_is_refused(
     printed = " ".join(capsys.readouterr().err.split())
     assert "saw images of another scale: here its numbers reach" in printed
     assert train_small(tmp_path / "taught", *source, taught) == 0
+
+
+def test_teacher_of_other_labels_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        x, y = draw.random((40, 3)), np.arange(40) % 2
+        np.savez(tmp_path / "data" / f"{split}.npz", x=x, y=y, other=1 - y)
+    words = ["train", "mlp-breast-cancer", "data.name=npz", f"data.root={tmp_path / 'data'}"]
+    words += ["train.epochs=1", "train.threads=1", "--quiet", "--output"]
+    taught = f"task.teacher.run={tmp_path / 'teacher'}"
+    assert main([*words, str(tmp_path / "teacher"), "data.options.labels=y"]) == 0
+    assert main([*words, str(tmp_path / "taught"), "data.options.labels=other", taught]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert (
+        "saw them with data.options = {'labels': 'y'}, where it is {'labels': 'other'}" in printed
+    )
+    assert main([*words, str(tmp_path / "taught"), "data.options.labels=y", taught]) == 0
+    assert "weight = 4.0" in (tmp_path / "taught" / "config.toml").read_text()
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.data.bad_sample.BadSampleWarning")
+def test_teacher_of_dim_or_unreadable_first_images_is_taken(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    (tmp_path / "dim").mkdir()
+    for split in ("train", "test"):
+        x = draw.random((12, 3, 8, 8), dtype=np.float32)
+        x[:4] *= 0.01
+        np.savez(tmp_path / "dim" / f"{split}.npz", x=x, y=np.arange(12) % 2)
+    write_pictures(tmp_path / "files")
+    for number in (0, 10, 2, 4):  # the first ones, more than are tried out
+        (tmp_path / "files" / "train" / "a" / f"{number}.png").write_bytes(b"no image")
+    kinds = {
+        "dim": ("data.name=npz",),
+        "files": ("data.name=image-folder", "data.on_bad_sample=skip"),
+    }
+    for kind, words in kinds.items():
+        source = (*words, f"data.root={tmp_path / kind}")
+        teacher = tmp_path / f"{kind}-teacher"
+        assert train_small(teacher, *source) == 0
+        taught = f"task.teacher.run={teacher}"
+        assert train_small(tmp_path / f"{kind}-taught", *source, taught) == 0
+
+
+def test_what_is_doubtful_of_a_teacher_is_told(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "digits", "--output", str(tmp_path / "taught"), "train.epochs=1"]
+    words += ["train.threads=1", "data.subset=200", f"task.teacher.run={teacher}"]
+    summary = teacher / "summary.json"
+    kept = summary.read_bytes()
+    summary.unlink()
+    try:
+        assert main([*words, "data.holdout=0.1"]) == 0
+    finally:
+        summary.write_bytes(kept)
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "learning from the model of" in printed
+    assert (
+        "which has not finished and may have learnt from samples that are held out here" in printed
+    )
 
 
 def test_missing_teacher_and_task_without_classes_get_one_sentence(

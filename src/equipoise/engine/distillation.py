@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.core import SettingError, choose, require_positive, require_type
-from equipoise.core.module_mode import evaluation_mode
 from equipoise.engine.checkpoint import checksum
 from equipoise.engine.loss_term import LossTerm
 from equipoise.engine.solve_monitor import SolveMonitor
 from equipoise.engine.tasks import Task
+from equipoise.models import find_equilibria
+from equipoise.solvers.policy import SolveLog
 
 __all__ = ["TEACHER", "Distillation", "DistillationLoss"]
 
@@ -76,14 +78,19 @@ class DistillationLoss(LossTerm):
     Vinyals & Dean, 2015). The factor `T^2` keeps the size of the gradients at every temperature.
     Both are computed in float64, since at a high temperature they differ little.
     The teacher sees the samples as they were varied at random, but at their own size where
-    `train.image_sizes` shrinks them for the model. It learns nothing, and stays in evaluation mode.
-    A step for which one of its solves diverges, or its outputs are not finite, is skipped.
+    `train.image_sizes` shrinks them for the model.
+    What teaches is a copy of its own, in evaluation mode: it learns nothing, and shares nothing
+    with the model. A step for which one of its solves diverges, or its outputs are not finite, is
+    skipped; solves that miss their tolerance are counted and warned of.
 
     Args:
         teacher: The other model, with an output for each class, in the order of the data's.
         task: What the model is trained for.
         weight: The weight in the loss.
         temperature: `T`.
+
+    Attributes:
+        teacher: The copy that teaches.
     """
 
     name = "distillation_loss"
@@ -93,20 +100,27 @@ class DistillationLoss(LossTerm):
         if not task.takes_mixed_targets:
             rule = f"be left out for the task {task.name!r}, which gives samples no classes"
             raise SettingError(KEY, rule, type(teacher).__name__)
-        self.weight, self._temperature, self._teacher = weight, temperature, teacher
-        self._solves = SolveMonitor(teacher)
+        require_type("The teacher", teacher, nn.Module, "a module")
+        self.weight, self._temperature = weight, temperature
+        self.teacher = copy.deepcopy(teacher).requires_grad_(False).eval()
+        for layer in find_equilibria(self.teacher).values():
+            layer.solves = SolveLog("warn", "The teacher's equilibrium")
+        self._solves = SolveMonitor(self.teacher)
         self._taught: Tensor | None = None
 
     @contextmanager
     def watching(self, x: Tensor) -> Iterator[None]:
         """Ask the teacher."""
         self._solves.clear()
-        with torch.no_grad(), evaluation_mode(self._teacher), self._solves.listening():
-            taught = self._teacher(x)
+        with torch.no_grad(), self._solves.listening():
+            taught = self.teacher(
+                x.clone()
+            )  # a teacher that writes to its input leaves the model's
         if not isinstance(taught, Tensor):
             kind = type(taught).__name__
             raise SettingError("The output of the teacher", "be a tensor", taught, got=kind)
         self._taught = taught.double()
+        self.missed += int(self._solves.missed(len(x)).sum())
         if self._solves.failure:
             self.failure = f"the teacher's {self._solves.failure}"
         elif not bool(torch.isfinite(self._taught).all()):
@@ -122,6 +136,9 @@ class DistillationLoss(LossTerm):
             shape = None if taught is None else tuple(taught.shape)
             rule = f"have outputs of shape {tuple(output.shape)}, as the model"
             raise SettingError("The teacher", rule, shape)
+        if output.dim() != 2:
+            rule = "be one for a model with an output for each class of a sample"
+            raise SettingError("The teacher", rule, None, got=f"outputs {tuple(output.shape)}")
         wanted, found = (
             functional.log_softmax(each.double() / self._temperature, 1)
             for each in (taught, output)
@@ -132,7 +149,9 @@ class DistillationLoss(LossTerm):
     def identity(self) -> dict[str, str | float]:
         """Return what a run that is resumed may not change, with a hash of the weights."""
         tensors = {
-            name: each.cpu().contiguous() for name, each in self._teacher.state_dict().items()
+            name: each.cpu().contiguous()
+            for name, each in self.teacher.state_dict().items()
+            if isinstance(each, Tensor)
         }
         sizes = {"weight": self.weight, "temperature": self._temperature}
         return {

@@ -20,11 +20,14 @@ class LossTerm(ABC):
         weight: Its weight in the loss.
         failure: A sentence on why a step with this term must not count, empty if it may; cleared
             before each step.
+        missed: How many samples of the step have a solve of the term's own that missed its
+            tolerance; cleared before each step.
     """
 
     name: ClassVar[str]
     weight: float
     failure: str = ""
+    missed: int = 0
 
     @abstractmethod
     def watching(self, x: Tensor) -> AbstractContextManager[None]:

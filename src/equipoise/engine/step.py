@@ -114,7 +114,7 @@ class Stepper:
             self.model.train()
         self.solves.clear()
         for term in self.terms:
-            term.failure = ""
+            term.failure, term.missed = "", 0
         self.optimizer.zero_grad()
         parts = self._split(x, y)
         places = [None] * len(parts) if rows is None else rows.tensor_split(len(parts))
@@ -217,7 +217,8 @@ class Stepper:
         computed = finite_loss and not self.solves.forward_failed and not failed_term
         if computed and not finite_gradient and scaled:
             return Verdict.RESCALE, "the gradient overflowed float16; its scale was halved."
-        if self.solves.failure:
+        # What a term did wrong makes backward solves fail, and not the other way round.
+        if self.solves.failure and (self.solves.forward_failed or not failed_term):
             return Verdict.SKIP, self.solves.failure
         if failed_term:
             return Verdict.SKIP, failed_term

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from equipoise.core import RepeatedNotes
 from equipoise.engine.blow_up import BlowUp, largest_magnitude
 from equipoise.engine.progress import Progress
@@ -72,8 +74,19 @@ class StepRecorder:
             **line,
             "learning_rate": step.learning_rate,
             "gradient_norm": step.gradient_norm.item(),
-            **{name: value.item() for name, value in step.terms.items()},
+            **self._terms(step),
             "forward_residual": forward,
             "backward_residual": backward,
             "skipped": skipped,
         }
+
+    def _terms(self, step: Step) -> dict[str, float]:
+        """What was added to the loss, in the mean over all processes, and missed solves for it."""
+        found: dict[str, float] = {}
+        for term in self.stepper.terms:
+            own = [step.weight * step.terms[term.name].item(), step.weight, term.missed]
+            total, weight, missed = self.group.sum(torch.tensor(own, dtype=torch.float64)).tolist()
+            found[term.name] = total / (weight or 1.0)
+            if missed:
+                found[f"{term.name}_missed"] = int(missed)
+        return found

@@ -36,6 +36,7 @@ from equipoise.runs.sections import DataConfig, ModelConfig, as_config_error
 
 __all__ = [
     "DATA_OPTIONS",
+    "first_samples",
     "make_model",
     "make_transforms",
     "resolve",
@@ -192,6 +193,23 @@ def make_model(config: Config) -> Model:
         raise SettingError("model.options", f"suit {name!r}", options, f"{reason}.") from error
 
 
+def first_samples(dataset: Dataset, transform: Transform | None) -> tuple[Tensor, Tensor]:
+    """Return the first samples that can be read, and their targets; raise if none can.
+
+    Args:
+        dataset: The samples.
+        transform: What is done to them.
+    """
+    samples = batches(dataset, trial_size(dataset), shuffle=False, transform=transform)
+    found = next(((x, y) for x, y in samples if len(x)), None)
+    if found is None:
+        raise ValueError(
+            f"data.name must have samples that can be read; got none in the split "
+            f"{dataset.split!r} of {dataset.name!r}."
+        )
+    return found
+
+
 def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | None) -> None:
     """Raise `ValueError` if a model cannot take these samples or fails what the task needs.
 
@@ -206,13 +224,7 @@ def try_out(model: Model, task: Task, dataset: Dataset, transform: Transform | N
             f"data.name must have samples to score; got none in the split {dataset.split!r} of "
             f"{dataset.name!r}."
         )
-    samples = batches(dataset, trial_size(dataset), shuffle=False, transform=transform)
-    x, y = next(((x, y) for x, y in samples if len(x)), (None, None))
-    if x is None or y is None:
-        raise ValueError(
-            f"data.name must have samples that can be read; got none in the split "
-            f"{dataset.split!r} of {dataset.name!r}."
-        )
+    x, y = first_samples(dataset, transform)
     try:
         with torch.no_grad(), evaluation_mode(model):
             output = model(x)

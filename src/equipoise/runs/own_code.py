@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,7 +87,8 @@ def with_absolute_paths(config: Config) -> Config:
         config: The config.
     """
     root = config.data.root and os.path.abspath(os.path.expanduser(config.data.root))
-    teacher = dict(config.task.teacher)
+    distillation = config.task.make_distillation()
+    teacher = {} if distillation is None else asdict(distillation)
     if teacher:
         teacher["run"] = os.path.abspath(os.path.expanduser(teacher["run"]))
     # Making the sections loads what they name: a process that a sweep spawned was handed a config

@@ -142,7 +142,9 @@ def prepare(
         source = Path(config.model.weights)
         told = load_initial_weights(model, source, config, task, samples.train)
         progress.note(f"starting from the weights of {told}")
-    distillation = load_teacher(config, task, samples.train, plain, group.device, trust=trust)
+    distillation = load_teacher(
+        config, task, samples.train, plain, group.device, progress, trust=trust
+    )
     trainer = Trainer(
         model,
         task,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from equipoise.core import SettingError, SourceError
-from equipoise.data import Dataset, Transform, batches
-from equipoise.engine import Task
-from equipoise.engine.dependence import trial_size
+from equipoise.core.printable import printable_name
+from equipoise.data import Dataset, Transform
+from equipoise.engine import Progress, Task
 from equipoise.engine.distillation import Distillation, DistillationLoss
 from equipoise.engine.input_scale import describe_scale
-from equipoise.runs.build import seen_shape, try_out
+from equipoise.models import Model
+from equipoise.runs.build import first_samples, seen_shape, try_out
 from equipoise.runs.config import Config
 from equipoise.runs.samples import require_alike
 from equipoise.runs.saved_run import Run, open_run
@@ -20,6 +22,10 @@ from equipoise.runs.saved_run import Run, open_run
 __all__ = ["load_teacher"]
 
 KEY = "task.teacher.run"
+READING = ("name", "options", "mean", "std", "size", "greyscale", "standardize", "impute")
+"""Settings of data that say how samples are read and scaled."""
+BYTES = (0.0, 1.0)
+"""The range of images in files."""
 
 
 def load_teacher(
@@ -28,13 +34,14 @@ def load_teacher(
     dataset: Dataset,
     transform: Transform | None,
     device: torch.device,
+    progress: Progress,
     *,
     trust: bool = False,
 ) -> DistillationLoss | None:
     """Return what the run that a config names as its teacher teaches, if it names one.
 
-    The teacher must know the same classes in the same order, and must have seen samples scaled as
-    they are here: it would otherwise teach nonsense, and nobody would be told.
+    The teacher must know the same classes in the same order, and must have seen samples read and
+    scaled as they are here: it would otherwise teach nonsense, and nobody would be told.
 
     Args:
         config: What to do.
@@ -42,6 +49,7 @@ def load_teacher(
         dataset: The training samples.
         transform: What is done to each batch that is scored.
         device: Where training runs.
+        progress: Where it is said who teaches.
         trust: As of `open_run`.
     """
     settings = config.task.make_distillation()
@@ -49,8 +57,7 @@ def load_teacher(
         return None
     run = _open(settings, trust=trust)
     # Whether the task can be taught is said before what is odd about the teacher.
-    teacher = run.model.requires_grad_(False).to(device)
-    found = DistillationLoss(teacher, task, settings.weight, settings.temperature)
+    found = DistillationLoss(run.model.to(device), task, settings.weight, settings.temperature)
     if not run.task.takes_mixed_targets:
         raise SettingError(KEY, "be a run that gives samples classes", run.task.name)
     if run.about.classes != dataset.classes:
@@ -61,8 +68,16 @@ def load_teacher(
         require_alike(run.about, dataset)
     except SettingError as error:
         raise SourceError(run.folder, error) from error
-    _require_same_samples(run, config, dataset, transform)
-    try_out(teacher, run.task, dataset, transform)
+    if difference := _find_difference(run, config, dataset, transform):
+        raise SettingError(
+            KEY,
+            "be a run that saw samples as they are here, by the same settings of data "
+            f"({', '.join(READING)}) and, of a table, from the same training rows",
+            None,
+            got=f"{str(run.folder)!r}, which saw {difference}",
+        )
+    try_out(cast(Model, found.teacher), run.task, dataset, transform)
+    progress.note(f"learning from the model of {printable_name(run.folder)}{_doubts(run, config)}")
     return found
 
 
@@ -78,32 +93,38 @@ def _open(settings: Distillation, *, trust: bool) -> Run:
         ) from error
 
 
-def _require_same_samples(
+def _find_difference(
     run: Run, config: Config, dataset: Dataset, transform: Transform | None
-) -> None:
-    """Raise unless the teacher was scored on samples read and changed in the same ways."""
-    raw, own, theirs = (
-        next(iter(batches(dataset, trial_size(dataset), shuffle=False, transform=each)))[0]
-        for each in (None, transform, run.transform)
-    )
+) -> str:
+    """How the samples that the teacher was scored on were read and changed otherwise, if so."""
     shape, its_shape = seen_shape(config.data, dataset), seen_shape(run.config.data, run.about)
-    scale = describe_scale(raw, *(run.about.value_range or (0, 1))) if raw.dim() == 4 else ""
     if shape != its_shape:
-        found = f"samples of shape {its_shape}, where they have {shape} here"
-    elif scale:
-        found = f"images of another scale: here {scale}"
-    elif (
-        own.shape != theirs.shape
-        or not own.isclose(theirs, rtol=0, atol=0, equal_nan=True).all()
-        or run.about.encoding != dataset.encoding  # of tables, which are encoded when read
-    ):
-        found = "them otherwise"
-    else:
-        return
-    raise SettingError(
-        KEY,
-        "be a run that saw samples as they are here, by the same settings of data (options, mean, "
-        "std, size, greyscale, standardize, impute) and, of a table, from the same training rows",
-        None,
-        got=f"{str(run.folder)!r}, which saw {found}",
+        return f"samples of shape {its_shape}, where they have {shape} here"
+    for name in READING:
+        here, there = (getattr(each.data, name) for each in (config, run.config))
+        if here != there:
+            return f"them with data.{name} = {there!r}, where it is {here!r} here"
+    if len(dataset.shape) == 3:
+        own_range = dataset.about().get("value_range") or BYTES
+        its_range = run.about.value_range or BYTES
+        if scale := describe_scale(torch.tensor(own_range), *its_range):
+            return f"images of another scale: here {scale}"
+    own, theirs = (first_samples(dataset, each)[0] for each in (transform, run.transform))
+    same = own.shape == theirs.shape and bool(
+        own.isclose(theirs, rtol=0, atol=0, equal_nan=True).all()
     )
+    # Tables are encoded when they are read.
+    return "" if same and run.about.encoding == dataset.encoding else "them otherwise"
+
+
+def _doubts(run: Run, config: Config) -> str:
+    """What a user should know of a teacher that is not refused."""
+    doubts = []
+    if not (run.folder / "summary.json").exists():
+        doubts.append("has not finished")
+    drawn = ("holdout", "subset", "samples_per_class")
+    if config.data.holdout and any(
+        getattr(config.data, name) != getattr(run.config.data, name) for name in drawn
+    ):
+        doubts.append("may have learnt from samples that are held out here")
+    return f", which {' and '.join(doubts)}" if doubts else ""
