@@ -8,6 +8,7 @@ Each function makes one picture from a fixed seed and saves it beside this file,
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import shutil
@@ -109,6 +110,33 @@ def draw_solvers() -> None:
     axes.legend(frameon=False)
     axes.set_title("One cell, four solvers", fontsize=12)
     _save(figure, "solvers.png")
+
+
+def draw_cifar10() -> None:
+    """Accuracies on CIFAR-10 by epoch, of the runs in `docs/results/cifar10.csv`."""
+    with (HERE.parent / "results" / "cifar10.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    figure, axes = _figure(8.6, 4.4)
+    names = list(dict.fromkeys(row["run"] for row in rows))
+    for name, colour in zip(names, (GREY, BLUE, ORANGE), strict=True):
+        for kind, style in (("training", {"linestyle": "--"}), ("test", {"marker": "o"})):
+            found = [row for row in rows if row["run"] == name and row[f"{kind} accuracy"]]
+            axes.plot(
+                [int(row["epoch"]) for row in found],
+                [float(row[f"{kind} accuracy"]) for row in found],
+                color=colour,
+                linewidth=1.3 if kind == "training" else 2.2,
+                markersize=4,
+                label=f"{name}: {kind}",
+                **style,
+            )
+    axes.axhline(85.7, color=GREEN, linewidth=1, linestyle=":")
+    axes.text(0.5, 86.1, "published, 200 epochs: 85.7 %", color=GREEN, fontsize=9.5)
+    _finish(axes, "epoch", "accuracy, %")
+    axes.set_yscale("linear")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="lower right")
+    _save(figure, "cifar10.png")
 
 
 def draw_contours() -> None:
@@ -281,6 +309,7 @@ DRAWINGS: dict[str, Callable[[], None]] = {
     "report": draw_report,
     "objective": draw_objective,
     "solvers": draw_solvers,
+    "cifar10": draw_cifar10,
     "contours": draw_contours,
     "samples": draw_samples,
     "regularizers": draw_regularizers,
