@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from published import write_cifar
 from test_documentation import PAGES, blocks_of, name_of
 
 from equipoise.cli import main
@@ -47,7 +48,8 @@ def made_small(words: list[str]) -> list[str]:
         return [*words, "--samples", "3", *few]
     if words[0] not in ("train", "sweep"):
         return words
-    words = [re.sub(r"(=[^,]*),.*", r"\1", word) for word in words]
+    if words[0] == "sweep":
+        words = [re.sub(r"(=[^,]*),.*", r"\1", word) for word in words]
     given = {word.partition("=")[0] for word in words}
     small = ["data.samples_per_class=0", "data.subset=20", "train.epochs=1"]
     if not any(word.startswith("model.name=resnet") for word in words):
@@ -57,7 +59,7 @@ def made_small(words: list[str]) -> list[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the commands name: MNIST in DIR and where it is looked for, and pictures."""
+    """What the commands name: MNIST in DIR and where it is looked for, CIFAR-10, and pictures."""
     random = np.random.default_rng(0)
     for root in (tmp_path / "DIR", tmp_path / "data" / "mnist"):
         root.mkdir(parents=True)
@@ -67,6 +69,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">i4").tobytes()
                 content = header + array.astype(np.uint8).tobytes()
                 (root / f"{split}-{kind}-ubyte").write_bytes(content)
+    (tmp_path / "data" / "cifar10").mkdir()
+    for split, rows in (("train", 4), ("test", 20)):
+        write_cifar(tmp_path / "data" / "cifar10", split, rows)
     (tmp_path / "folder-of-images").mkdir()
     for name in ("digit.png", "folder-of-images/a.png"):
         Image.fromarray(random.integers(0, 256, (28, 28), dtype=np.uint8)).save(tmp_path / name)

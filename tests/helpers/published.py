@@ -80,8 +80,8 @@ def joined(content: dict[str, Content]) -> Content:
     )
 
 
-def write_cifar(folder: Path, split: str) -> Content:
-    content = cifar_content(split)
+def write_cifar(folder: Path, split: str, rows: int = 2) -> Content:
+    content = cifar_content(split, rows)
     for name, pair in content.items():
         (folder / f"{name}.bin").write_bytes(cifar_binary(*pair))
     return joined(content)
