@@ -20,6 +20,7 @@ from equipoise.report.chart import Rule
 from equipoise.report.curve import average, read_column, thin
 from equipoise.report.format import format_duration, format_number, format_power
 from equipoise.report.histogram import Histogram, bin_edges, draw_histogram
+from equipoise.report.training import score_charts
 
 VOID = {"meta", "img", "link", "br", "hr", "input"}
 ALLOWED = {
@@ -697,3 +698,26 @@ def test_report_refuses_arrays_of_other_shapes() -> None:
         match=r"SolvePath\.image must be height x width, or height x width x 3; got \(64,\)",
     ):
         SolvePath([1.0], image=np.zeros(64))
+
+
+@pytest.mark.parametrize(
+    ("changed", "steps"),
+    [
+        ({}, [20.0, 50.0]),
+        ({"kept_epoch": 2}, [20.0]),  # other weights
+        ({"test": {"accuracy": 0.9, "samples": 1000}}, [20.0]),  # other samples
+        ({"steps": 20}, [20.0]),  # the last epoch was scored: its point is not drawn twice
+    ],
+)
+def test_curve_ends_with_the_scores_of_the_last_weights(
+    changed: dict[str, object], steps: list[float]
+) -> None:
+    scores = {"accuracy": 0.8, "samples": 100}
+    epochs = [{"step": 10, "train": {"accuracy": 0.5}}, {"step": 20, "test": scores}]
+    last = {"accuracy": 0.9, "samples": 100}
+    summary = {"epochs": 5, "kept_epoch": 5, "steps": 50, "test": last, **changed}
+    charts = score_charts(RunReport("a run", epochs=epochs, summary=summary))
+    lines = next(chart.lines for chart in charts if chart.title == "Accuracy")
+    test = next(line for line in lines if line.name == "test")
+    assert list(test.x) == steps
+    assert test.y[-1] == pytest.approx(90.0 if changed in ({}, {"steps": 20}) else 80.0)

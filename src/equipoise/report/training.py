@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -46,11 +47,25 @@ def score_charts(report: RunReport) -> Iterator[Chart]:
             x, y = read_column(report.epochs, key, "train")
             lines = [Line("training", x, factor * y, 0, "points")]
         for colour, split in enumerate(HELD_OUT, 1):
-            x, y = read_column(report.epochs, key, split)
+            x, y = read_column(_scored(report, split), key, split)
             lines.append(Line(split, x, factor * y, colour, "points"))
         wide = metric.unit != "%" and _is_wide(np.concatenate([line.y for line in lines]))
         unit = metric.unit or (key if key.isidentifier() else "value")
         yield Chart(metric.title, lines, unit, log=wide, skipped=_count_skipped(report, key))
+
+
+def _scored(report: RunReport, split: str) -> list[Mapping[str, Any]]:
+    """The epoch lines, and the scores of the last weights where those were made after all epochs.
+
+    They are left out where the summary is about other samples or other weights than a curve is.
+    """
+    summary, lines = report.summary or {}, list(report.epochs)
+    curve = [submapping(line, split) for line in lines if submapping(line, split)]
+    last = submapping(summary, split)
+    is_last = "epochs" in summary and summary["epochs"] == summary.get("kept_epoch")
+    if curve and is_last and last.get("samples") == curve[-1].get("samples"):
+        lines.append({"step": summary.get("steps"), split: last})
+    return lines
 
 
 def optimizer_charts(report: RunReport) -> Iterator[Chart]:
