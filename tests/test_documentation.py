@@ -13,6 +13,7 @@ other kinds (`bash`) are only shown.
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import shlex
@@ -30,7 +31,7 @@ import pytest
 from equipoise import GRADIENTS, SOLVERS
 from equipoise.cli import main
 from equipoise.data import DATASETS
-from equipoise.engine import TASKS
+from equipoise.engine import TASKS, progress
 from equipoise.prox import ACTIVATIONS, REGULARIZERS
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +91,7 @@ def run_command(command: str, folder: Path) -> str:
         ):
             warnings.simplefilter("default")
             patch.setenv("COLUMNS", "100")
+            patch.setattr(progress, "PAUSE", math.inf)  # on a busy machine an epoch has more lines
             code = main(words)
         assert code == 0, f"{command} ended with {code}:\n{stream.getvalue()}"
         return stream.getvalue()
