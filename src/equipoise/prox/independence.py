@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, field
 from typing import final
 
 import torch
 from torch import Tensor
 
+from equipoise.core.transforms import full_precision, unwrapped
 from equipoise.core.validate import require_count, require_positive, require_whole
 from equipoise.prox.regularizer import REGULARIZERS, Regularizer
 
@@ -16,10 +19,14 @@ __all__ = ["HSIC", "Decorrelation"]
 
 MAX_EXACT = 512
 """Observations up to which independence is measured exactly by default."""
-STEP = 0.4
-"""Distance of the frequencies that are taken beyond, in units of one over the bandwidth."""
-COUNT = 10
-"""Their number; the Gaussian beyond the last of them weighs 6e-5."""
+LAST = 4.0
+"""Frequencies beyond it, in units of one over the bandwidth, weigh 6e-5 of the Gaussian."""
+MARGIN = 3.72
+"""Bandwidths at which the Gaussian has fallen to 1e-3."""
+PER_BANDWIDTH = LAST / (2 * math.pi)
+"""Frequencies needed for each bandwidth that values reach and the margin, since kernels repeat."""
+MIN_COUNT, MAX_COUNT = 10, 64
+"""The numbers of frequencies, which reach 12 and 96 bandwidths."""
 
 
 @final
@@ -52,13 +59,15 @@ class Decorrelation(Regularizer):
         require_positive("Decorrelation.epsilon", self.epsilon)
 
     def value(self, z: Tensor) -> Tensor:
-        return self._correlations(_features("Decorrelation", z))[2].square().sum() / 2
+        with full_precision(z.device.type):
+            return self._correlations(_features("Decorrelation", z))[2].square().sum() / 2
 
     def gradient(self, z: Tensor) -> Tensor:
-        unit, length, correlation = self._correlations(_features("Decorrelation", z))
-        pull = 2 * correlation @ unit
-        pull = (pull - unit * (unit * pull).sum(dim=1, keepdim=True)) / length
-        return _unfeatures(pull, z)
+        with full_precision(z.device.type):
+            unit, length, correlation = self._correlations(_features("Decorrelation", z))
+            pull = 2 * correlation @ unit
+            pull = (pull - unit * (unit * pull).sum(dim=1, keepdim=True)) / length
+            return _unfeatures(pull, z)
 
     def _correlations(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The features in units of their lengths, the lengths, and the mixed products."""
@@ -82,10 +91,14 @@ class HSIC(Regularizer):
     summed through the sum of all of them, in time and memory of the order of `features * N^2`.
 
     A Gaussian is the mean of `cos(w (s - t))` over Gaussian `w`, so that a few `w` in place of all
-    give a form whose time and memory grow with `N` alone. At `w = 0.2, 0.6, ..., 3.8` over the
-    bandwidth (the midpoint rule) kernels are exact to 1e-3 for values up to 12 bandwidths apart;
-    beyond, where the Gaussian is zero, they repeat with the opposite sign every 5 pi bandwidths.
-    Random `w` have an error of about one over the root of their number everywhere.
+    give a form whose time and memory grow with `N` alone. With `w` at equal distances up to 4 over
+    the bandwidth (the midpoint rule) kernels are exact to 1e-3 as far as the values of a feature
+    reach: 10 frequencies for 12 bandwidths, more for more, up to 64 for 96. Where values lie
+    further apart, 64 random frequencies are used and a warning says so; their error is about one
+    over the root of their number everywhere. Under `torch.func.vmap`, which hides the values, 64
+    are taken for all.
+
+    It is computed in float32 at least, and outside of autocast, since large numbers cancel.
 
     Args:
         bandwidth: The distance at which two values count as different.
@@ -101,8 +114,7 @@ class HSIC(Regularizer):
     bandwidth: float = 1.0
     features: int | None = None
     seed: int = 0
-    _frequencies: Tensor = field(init=False, repr=False, compare=False)
-    _weights: Tensor = field(init=False, repr=False, compare=False)
+    _random: Tensor = field(init=False, repr=False, compare=False)
 
     coupled = True
     convex = False
@@ -112,15 +124,10 @@ class HSIC(Regularizer):
         if self.features is not None:
             require_count("HSIC.features", self.features)
         require_whole("HSIC.seed", self.seed)
-        if self.features is None:
-            frequencies = STEP * (torch.arange(COUNT, dtype=torch.float64) + 0.5)
-            weights = torch.exp(-frequencies.square() / 2)
-        else:
-            source = torch.Generator().manual_seed(self.seed)
-            frequencies = torch.randn(self.features, dtype=torch.float64, generator=source)
-            weights = torch.ones_like(frequencies)
-        object.__setattr__(self, "_frequencies", frequencies / self.bandwidth)
-        object.__setattr__(self, "_weights", weights / weights.sum())
+        source = torch.Generator().manual_seed(self.seed)
+        count = MAX_COUNT if self.features is None else self.features
+        random = torch.randn(count, dtype=torch.float64, generator=source)
+        object.__setattr__(self, "_random", random)
 
     def value(self, z: Tensor) -> Tensor:
         rows = _features("HSIC", z)
@@ -131,28 +138,55 @@ class HSIC(Regularizer):
                 f"in a state of shape {tuple(z.shape)}. "
                 "Use larger batches."
             )
-        pairs = (
-            self._exact(rows)
-            if self.features is None and observations <= MAX_EXACT
-            else self._by_frequencies(rows)
-        )
+        with full_precision(z.device.type):
+            # Kernels see differences alone, which are exact where the values are small.
+            rows = (rows - rows.detach().mean(dim=1, keepdim=True)) / self.bandwidth
+            if self.features is None and observations <= MAX_EXACT:
+                pairs = _exact(rows)
+            else:
+                pairs = _by_frequencies(rows, *self._frequencies(rows))
         return pairs / (observations - 1) ** 2
 
-    def _exact(self, rows: Tensor) -> Tensor:
-        kernel = torch.exp(
-            (rows[:, :, None] - rows[:, None, :]).square() / (-2 * self.bandwidth**2)
-        )  # (features, N, N)
-        kernel = kernel - kernel.mean(dim=1, keepdim=True)
-        kernel = kernel - kernel.mean(dim=2, keepdim=True)
-        return (kernel * (kernel.sum(dim=0) - kernel)).sum() / 2
+    def _frequencies(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The frequencies for values in units of the bandwidth, and their weights."""
+        if self.features is None:
+            low, high = rows.detach().aminmax(dim=1)
+            reach = unwrapped([high - low])
+            count = (
+                MAX_COUNT if reach is None else (float(reach[0].amax()) + MARGIN) * PER_BANDWIDTH
+            )
+            if count <= MAX_COUNT:
+                number = max(MIN_COUNT, math.ceil(count))
+                places = (torch.arange(number, dtype=torch.float64) + 0.5) * (LAST / number)
+                weights = torch.exp(-places.square() / 2)
+                return places.to(rows), (weights / weights.sum()).to(rows)
+            if math.isfinite(count):
+                warnings.warn(
+                    f"HSIC was asked of {rows.shape[1]:,} values that lie up to "
+                    f"{count / PER_BANDWIDTH - MARGIN:.0f} bandwidths apart, so that {MAX_COUNT} "
+                    f"random frequencies are used, with an error of about {MAX_COUNT**-0.5:.2f}. "
+                    "Raise HSIC.bandwidth.",
+                    stacklevel=3,
+                )
+        random = self._random.to(rows)
+        return random, torch.full_like(random, 1 / len(random))
 
-    def _by_frequencies(self, rows: Tensor) -> Tensor:
-        angles = rows[:, :, None] * self._frequencies.to(rows)  # (features, N, frequencies)
-        waves = torch.cat([angles.cos(), angles.sin()], dim=2)
-        waves = waves * self._weights.sqrt().to(rows).repeat(2)
-        waves = waves - waves.mean(dim=1, keepdim=True)
-        every = waves.transpose(0, 1).flatten(1)  # (N, all waves)
-        return (_squares(every) - _squares(waves)) / 2
+
+def _exact(rows: Tensor) -> Tensor:
+    """The criterion of all pairs of features, by kernels in units of the bandwidth."""
+    kernel = torch.exp((rows[:, :, None] - rows[:, None, :]).square() / -2)  # (features, N, N)
+    kernel = kernel - kernel.mean(dim=1, keepdim=True)
+    kernel = kernel - kernel.mean(dim=2, keepdim=True)
+    return (kernel * (kernel.sum(dim=0) - kernel)).sum() / 2
+
+
+def _by_frequencies(rows: Tensor, frequencies: Tensor, weights: Tensor) -> Tensor:
+    """The criterion with kernels `sum_k weights_k cos(frequencies_k (s - t))`."""
+    angles = rows[:, :, None] * frequencies  # (features, N, frequencies)
+    waves = torch.cat([angles.cos(), angles.sin()], dim=2) * weights.sqrt().repeat(2)
+    waves = waves - waves.mean(dim=1, keepdim=True)
+    every = waves.transpose(0, 1).flatten(1)  # (N, all waves)
+    return (_squares(every) - _squares(waves)) / 2
 
 
 def _features(owner: str, z: Tensor) -> Tensor:
@@ -161,12 +195,15 @@ def _features(owner: str, z: Tensor) -> Tensor:
         raise ValueError(
             f"{owner} must see a state of shape (batch, features, ...); got shape {tuple(z.shape)}."
         )
-    return z.transpose(0, 1).flatten(1)
+    if not z.is_floating_point():
+        raise ValueError(f"{owner} must see a state of real floating-point numbers; got {z.dtype}.")
+    rows = z.transpose(0, 1).flatten(1)
+    return rows if rows.dtype.itemsize >= 4 else rows.float()
 
 
 def _unfeatures(rows: Tensor, z: Tensor) -> Tensor:
     """The inverse of `_features`, for the state `z`."""
-    return rows.reshape(z.transpose(0, 1).shape).transpose(0, 1)
+    return rows.reshape(z.transpose(0, 1).shape).transpose(0, 1).to(z)
 
 
 def _squares(matrix: Tensor) -> Tensor:
