@@ -83,6 +83,7 @@ class CorrectionLoss(LossTerm):
     """
 
     name = "correction_loss"
+    over_samples = False
 
     def __init__(self, model: nn.Module, settings: Correction) -> None:
         self.weight, self._settings, self._model = settings.weight, settings, model

@@ -18,6 +18,8 @@ class LossTerm(ABC):
     Attributes:
         name: What the log calls the estimate.
         weight: Its weight in the loss.
+        over_samples: Whether it is a mean over all samples, in place of over what the loss of the
+            task is a mean of, which may leave some targets out.
         failure: A sentence on why a step with this term must not count, empty if it may; cleared
             before each step.
         missed: How many samples of the step have a solve of the term's own that missed its
@@ -26,6 +28,7 @@ class LossTerm(ABC):
 
     name: ClassVar[str]
     weight: float
+    over_samples: ClassVar[bool] = True
     failure: str = ""
     missed: int = 0
 

@@ -120,15 +120,17 @@ class Stepper:
         places = [None] * len(parts) if rows is None else rows.tensor_split(len(parts))
         seen = (x if whole is None else whole).tensor_split(len(parts))
         weights = [self.task.weight(target) for _, target in parts]
-        weight = sum(weights)
+        weight, count = sum(weights), len(x)
         # Gradients are averaged over processes: where these have different weights, each loss
         # counts by its own. Those of the parts add up.
-        total_weight = self.group.sum(torch.tensor(weight, dtype=torch.float64)).item()
+        both = torch.tensor([weight, count], dtype=torch.float64)
+        total_weight, total_count = self.group.sum(both).tolist()
         outputs, losses = [], []
         estimates: dict[str, list[Tensor]] = {term.name: [] for term in self.terms}
         together = zip(parts, seen, places, weights, strict=True)
         for number, ((inputs, target), samples, place, own) in enumerate(together, 1):
             factor = own * self.group.world / total_weight if total_weight else 1.0
+            sample_factor = len(inputs) * self.group.world / total_count
             # Processes exchange gradients once, with the last part.
             exchange = nullcontext() if number == len(parts) else self._unsynchronized()
             with exchange, self._starts(place):
@@ -138,12 +140,13 @@ class Stepper:
                     output = self.state.memory.run(self.wrapped, inputs)
                 self.task.check(output, target)
                 loss = self.task.loss(output, target)
-                total = loss
+                total = loss if factor == 1 else loss * factor
                 for term in self.terms:
                     estimate = term.estimate(partial(self.task.loss, target=target), output)
                     estimates[term.name].append(estimate.detach().cpu())
-                    total = total + term.weight * estimate
-                scaled = self.state.scaler.scale(total if factor == 1 else total * factor)
+                    counts = sample_factor if term.over_samples else factor
+                    total = total + term.weight * counts * estimate
+                scaled = self.state.scaler.scale(total)
                 scaled.backward()  # type: ignore[no-untyped-call]
             outputs.append(output.detach())
             losses.append(loss.detach())
@@ -155,8 +158,14 @@ class Stepper:
         norm = nn.utils.get_total_norm(
             [each.grad for each in self.model.parameters() if each.grad is not None]
         )
-        fractions = torch.tensor([own / (weight or 1.0) for own in weights])
-        terms = {name: (torch.stack(found) * fractions).sum() for name, found in estimates.items()}
+        by_weight = torch.tensor([own / (weight or 1.0) for own in weights])
+        by_count = torch.tensor([len(inputs) / count for inputs, _ in parts])
+        terms = {
+            term.name: (
+                torch.stack(estimates[term.name]) * (by_count if term.over_samples else by_weight)
+            ).sum()
+            for term in self.terms
+        }
         return Step(output, y, loss, weight, learning_rate, norm, buffers, terms)
 
     def _split(self, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]]:
