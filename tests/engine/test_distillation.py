@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from equipoise.engine import OptimizerConfig, TrainConfig, Trainer, make_task, r
 from equipoise.engine.distillation import Distillation, DistillationLoss
 from equipoise.engine.progress import SilentProgress
 from equipoise.engine.step import Stepper, Verdict
+from equipoise.engine.tasks import Classification, Regression
 
 
 class Shapes(list[tuple[int, ...]]):
@@ -131,6 +133,35 @@ def test_parts_of_a_batch_add_up_to_the_whole() -> None:
         torch.testing.assert_close(own.grad, others.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_parts_count_by_their_samples_where_targets_are_left_out() -> None:
+    data = replace(make_data(), y=torch.tensor([3, 0, 3, 3, 1, 2, 0, 3, 3, 3, 3, 1, 0, 2, 1, 3]))
+    gradients = []
+    for accumulate in (1, 3, 5):
+        task = Classification(3, ignore=3)
+        trainer = Trainer(
+            Student(),
+            task,
+            data,
+            settings=TrainConfig(batch=16, accumulate=accumulate),
+            progress=SilentProgress(),
+            distillation=DistillationLoss(Teacher(), task, 2.0, 3.0),
+        )
+        step = trainer.stepper.compute(*data.gather(range(16)), 0.1)
+        (term,) = step.terms.values()
+        each = (own.grad.flatten() for own in trainer.model.parameters())
+        gradients.append(torch.cat([*each, term.flatten()]))
+    for parts in gradients[1:]:
+        torch.testing.assert_close(parts, gradients[0], rtol=1e-5, atol=1e-6)
+
+
+def test_task_that_cannot_be_taught_is_refused_by_the_trainer_too() -> None:
+    taught = DistillationLoss(Teacher(), make_task("classification", make_data()), 1.0, 1.0)
+    x, y = torch.randn(8, 4), torch.randn(8, 3)
+    data = Dataset("numbers", "train", "regression", (), (4,), x, y)
+    with pytest.raises(SettingError, match="left out for the task 'regression'"):
+        Trainer(nn.Linear(4, 3), Regression(3), data, distillation=taught)
+
+
 def test_teacher_stays_as_it_was_and_sees_images_at_their_own_size() -> None:
     teacher = Teacher()
     before = {name: each.clone() for name, each in teacher.state_dict().items()}
@@ -149,7 +180,7 @@ def test_taught_run_resumes_bit_for_bit_with_its_own_teacher_alone(tmp_path: Pat
     with pytest.raises(Interrupted):
         make_trainer(Teacher(), tmp_path / "parts", StopAt(3)).fit()
     for other, became in ((Teacher(seed=2), "have changed since"), (None, "are missing")):
-        with pytest.raises(SourceError, match=f"the weights of the teacher {became}"):
+        with pytest.raises(SourceError, match=f"settings of the teacher {became}"):
             make_trainer(other, tmp_path / "parts").fit(resume=True)
     parts = make_trainer(Teacher(), tmp_path / "parts")
     parts.fit(resume=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -108,13 +109,23 @@ SMALL = (
     "data.augment=none",
     "train.epochs=1",
     "train.threads=1",
-    "--quiet",
 )
 
 
-def train_small(folder: Path, *words: str) -> int:
+def train_small(folder: Path, *words: str, quiet: bool = True) -> int:
     cleared = [f"{name}=[]" for name in ("data.mean", "data.std", "train.image_sizes")]
-    return main(["train", "cifar10", "--output", str(folder), *SMALL, *cleared, *words])
+    return main(
+        [
+            "train",
+            "cifar10",
+            "--output",
+            str(folder),
+            *SMALL,
+            *cleared,
+            *words,
+            *["--quiet"] * quiet,
+        ]
+    )
 
 
 def test_teacher_whose_images_were_read_at_another_size_is_refused(
@@ -208,6 +219,66 @@ def test_what_is_doubtful_of_a_teacher_is_told(
     assert (
         "which has not finished and may have learnt from samples that are held out here" in printed
     )
+
+
+def tell_of_samples(words: list[str], capsys: pytest.CaptureFixture[str]) -> bool:
+    """Train a little, and return whether something may know the samples that are held out."""
+    capsys.readouterr()
+    assert main(["train", "digits", *words, "data.subset=200", "train.epochs=1"]) == 0
+    printed = " ".join("".join(capsys.readouterr()).split())
+    return "may have learnt from samples that are held out here" in printed
+
+
+def test_what_weights_learnt_from_is_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {name: tmp_path / name for name in ("all", "alone", "taught", "begun", "last")}
+    held = ["data.holdout=0.2", "train.threads=1", "--output"]
+    taught = "task.teacher.run={}".format
+    assert not tell_of_samples(["--output", str(runs["all"])], capsys)
+    assert not tell_of_samples([*held, str(runs["alone"])], capsys)
+    assert tell_of_samples([*held, str(runs["taught"]), taught(runs["all"])], capsys)
+    assert tell_of_samples([*held, str(runs["begun"]), f"model.weights={runs['all']}"], capsys)
+    for name, tells in {"alone": False, "taught": True, "begun": True}.items():
+        student = tmp_path / f"of-{name}"
+        assert tell_of_samples([*held, str(student), taught(runs[name])], capsys) is tells
+    again = [*held, str(tmp_path / "again"), f"model.weights={runs['alone']}"]
+    assert not tell_of_samples(again, capsys)
+    other = [*held, str(runs["last"]), taught(runs["alone"]), "data.holdout=0.25"]
+    assert tell_of_samples(other, capsys)
+
+
+def test_files_that_were_added_since_the_teacher_learnt_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_pictures(tmp_path / "data")
+    words = ("data.name=image-folder", f"data.root={tmp_path / 'data'}", "data.holdout=0.25")
+    assert train_small(tmp_path / "teacher", *words) == 0
+    taught = f"task.teacher.run={tmp_path / 'teacher'}"
+    assert train_small(tmp_path / "same", *words, taught, quiet=False) == 0
+    assert "may have learnt" not in " ".join("".join(capsys.readouterr()).split())
+    picture = tmp_path / "data" / "train" / "a" / "0.png"
+    picture.with_name("00.png").write_bytes(picture.read_bytes())
+    assert train_small(tmp_path / "other", *words, taught, quiet=False) == 0
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "may have learnt from samples that are held out" in printed
+
+
+def test_run_is_resumed_only_with_a_teacher_that_computes_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, folder = tmp_path / "teacher", tmp_path / "taught"
+    assert main(["train", "digits", "--output", str(teacher), *QUICK]) == 0
+    assert teach(teacher, folder, "schedule.name=constant") == 0
+    config = teacher / "config.toml"
+    text = config.read_text()
+    changed = re.sub(r"(?m)^options = \{", "options = { alpha = 0.3,", text, count=1)
+    assert changed != text
+    config.write_text(changed)
+    assert main(["resume", str(folder), "train.epochs=3"]) == 2
+    assert "settings of the teacher have changed since" in " ".join(capsys.readouterr().err.split())
+    config.write_text(text)
+    assert main(["resume", str(folder), "train.epochs=3"]) == 0
 
 
 def test_missing_teacher_and_task_without_classes_get_one_sentence(

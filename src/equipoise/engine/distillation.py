@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -23,7 +24,7 @@ from equipoise.solvers.policy import SolveLog
 __all__ = ["TEACHER", "Distillation", "DistillationLoss"]
 
 KEY = "task.teacher"
-TEACHER = "the weights of the teacher"
+TEACHER = "the weights or settings of the teacher"
 TEMPERATURES = (0.01, 1000.0)
 """Outside them, probabilities are those of the largest outputs alone, or all the same."""
 
@@ -88,6 +89,7 @@ class DistillationLoss(LossTerm):
         task: What the model is trained for.
         weight: The weight in the loss.
         temperature: `T`.
+        about: What the teacher was made from, with which alone a run can be resumed.
 
     Attributes:
         teacher: The copy that teaches.
@@ -95,18 +97,36 @@ class DistillationLoss(LossTerm):
 
     name = "distillation_loss"
 
-    def __init__(self, teacher: nn.Module, task: Task, weight: float, temperature: float) -> None:
+    def __init__(
+        self,
+        teacher: nn.Module,
+        task: Task,
+        weight: float,
+        temperature: float,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         _require_sizes(weight, temperature)
-        if not task.takes_mixed_targets:
-            rule = f"be left out for the task {task.name!r}, which gives samples no classes"
-            raise SettingError(KEY, rule, type(teacher).__name__)
         require_type("The teacher", teacher, nn.Module, "a module")
+        self.require_task(task, teacher)
+        self._about = dict(about or {})
         self.weight, self._temperature = weight, temperature
         self.teacher = copy.deepcopy(teacher).requires_grad_(False).eval()
         for layer in find_equilibria(self.teacher).values():
             layer.solves = SolveLog("warn", "The teacher's equilibrium")
         self._solves = SolveMonitor(self.teacher)
         self._taught: Tensor | None = None
+
+    @staticmethod
+    def require_task(task: Task, teacher: object) -> None:
+        """Raise unless a task is one that can be taught.
+
+        Args:
+            task: What a model is trained for.
+            teacher: Who would teach it.
+        """
+        if not task.takes_mixed_targets:
+            rule = f"be left out for the task {task.name!r}, which gives samples no classes"
+            raise SettingError(KEY, rule, type(teacher).__name__)
 
     @contextmanager
     def watching(self, x: Tensor) -> Iterator[None]:
@@ -147,7 +167,7 @@ class DistillationLoss(LossTerm):
         return self._temperature**2 * distance
 
     def identity(self) -> dict[str, str | float]:
-        """Return what a run that is resumed may not change, with a hash of the weights."""
+        """Return what a run that is resumed may not change, with a hash of the teacher."""
         tensors = {
             name: each.cpu().contiguous()
             for name, each in self.teacher.state_dict().items()
@@ -155,6 +175,6 @@ class DistillationLoss(LossTerm):
         }
         sizes = {"weight": self.weight, "temperature": self._temperature}
         return {
-            TEACHER: checksum(tensors),
+            TEACHER: checksum(tensors, json.dumps(self._about, sort_keys=True, default=str)),
             **{f"{KEY}.{name}": each for name, each in sizes.items()},
         }

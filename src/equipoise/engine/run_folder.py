@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -15,7 +16,12 @@ from torch import Tensor
 
 from equipoise.core import SettingError, SourceError, remove_partials
 from equipoise.data import Dataset, fingerprint
-from equipoise.engine.checkpoint import CheckpointError, Checkpoints, write_checkpoint
+from equipoise.engine.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    CheckpointWarning,
+    write_checkpoint,
+)
 from equipoise.engine.distillation import TEACHER, DistillationLoss
 from equipoise.engine.distributed import Group
 from equipoise.engine.log import MetricLog
@@ -224,6 +230,23 @@ class RunFolder:
                 self.path,
                 "must be a folder that all processes share, to resume; they found different ones.",
             )
+
+
+def read_trained_on(folder: Path) -> str | None:
+    """Return the fingerprint of the samples that a run has learnt from, if it is known.
+
+    Args:
+        folder: Where the run is kept.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CheckpointWarning)
+        try:
+            stored = Checkpoints(folder / "checkpoints").latest()
+        except CheckpointError:
+            return None
+    kept = stored.state.get("run") if stored else None
+    found = kept.get(DATA[0]) if isinstance(kept, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def run_identity(

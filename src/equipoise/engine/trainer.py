@@ -160,6 +160,7 @@ class Trainer:
         if jacobian_penalty:
             terms.append(JacobianPenalty(model, jacobian_penalty))
         if distillation is not None:
+            distillation.require_task(task, distillation.teacher)
             terms.append(distillation)
         self.stepper = Stepper(self.state, task, self.settings, self.group, self.solves, terms)
         identity = run_identity(

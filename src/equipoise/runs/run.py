@@ -36,6 +36,7 @@ from equipoise.runs.build import make_model, make_transforms, resolve, try_out
 from equipoise.runs.change import require_resumable
 from equipoise.runs.config import Config, dump_config, load_config, same_run
 from equipoise.runs.environment import describe_environment
+from equipoise.runs.held_out import may_know_held_out
 from equipoise.runs.initial_weights import load_initial_weights
 from equipoise.runs.own_code import (
     describe_change,
@@ -141,6 +142,8 @@ def prepare(
     if config.model.weights and not (folder and _has_checkpoints(folder)):
         source = Path(config.model.weights)
         told = load_initial_weights(model, source, config, task, samples.train)
+        if may_know_held_out(source, config, samples.train):
+            told += ", which may have learnt from samples that are held out here"
         progress.note(f"starting from the weights of {told}")
     distillation = load_teacher(
         config, task, samples.train, plain, group.device, progress, trust=trust

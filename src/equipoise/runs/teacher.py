@@ -16,6 +16,7 @@ from equipoise.engine.input_scale import describe_scale
 from equipoise.models import Model
 from equipoise.runs.build import first_samples, seen_shape, try_out
 from equipoise.runs.config import Config
+from equipoise.runs.held_out import may_know_held_out
 from equipoise.runs.samples import require_alike
 from equipoise.runs.saved_run import Run, open_run
 
@@ -57,7 +58,14 @@ def load_teacher(
         return None
     run = _open(settings, trust=trust)
     # Whether the task can be taught is said before what is odd about the teacher.
-    found = DistillationLoss(run.model.to(device), task, settings.weight, settings.temperature)
+    own = run.config.model
+    found = DistillationLoss(
+        run.model.to(device),
+        task,
+        settings.weight,
+        settings.temperature,
+        about={"name": own.name, "options": own.options},
+    )
     if not run.task.takes_mixed_targets:
         raise SettingError(KEY, "be a run that gives samples classes", run.task.name)
     if run.about.classes != dataset.classes:
@@ -77,7 +85,8 @@ def load_teacher(
             got=f"{str(run.folder)!r}, which saw {difference}",
         )
     try_out(cast(Model, found.teacher), run.task, dataset, transform)
-    progress.note(f"learning from the model of {printable_name(run.folder)}{_doubts(run, config)}")
+    doubts = _doubts(run, config, dataset)
+    progress.note(f"learning from the model of {printable_name(run.folder)}{doubts}")
     return found
 
 
@@ -117,14 +126,11 @@ def _find_difference(
     return "" if same and run.about.encoding == dataset.encoding else "them otherwise"
 
 
-def _doubts(run: Run, config: Config) -> str:
+def _doubts(run: Run, config: Config, dataset: Dataset) -> str:
     """What a user should know of a teacher that is not refused."""
     doubts = []
     if not (run.folder / "summary.json").exists():
         doubts.append("has not finished")
-    drawn = ("holdout", "subset", "samples_per_class")
-    if config.data.holdout and any(
-        getattr(config.data, name) != getattr(run.config.data, name) for name in drawn
-    ):
+    if may_know_held_out(run.folder, config, dataset):
         doubts.append("may have learnt from samples that are held out here")
     return f", which {' and '.join(doubts)}" if doubts else ""
