@@ -81,8 +81,9 @@ class DistillationLoss(LossTerm):
     The teacher sees the samples as they were varied at random, but at their own size where
     `train.image_sizes` shrinks them for the model.
     What teaches is a copy of its own, in evaluation mode: it learns nothing, and shares nothing
-    with the model. The term belongs to one trainer, whose passes come one after another. A step for which one of its solves diverges, or its outputs are not finite, is
-    skipped; solves that miss their tolerance are counted and warned of.
+    with the model. A step for which one of its solves diverges, or its outputs are not finite, is
+    skipped; solves that miss their tolerance are counted and warned of. The term belongs to one
+    trainer, whose passes come one after another.
 
     Args:
         teacher: The other model, with an output for each class, in the order of the data's.
