@@ -526,7 +526,7 @@ def test_random_features_use_the_cheaper_of_two_equal_products() -> None:
     few, many = state((30, 2)), state((3, 2))
     R = HSIC(features=4)
     for z in (few, many):
-        w = R._frequencies
+        w = R._random
         waves = []
         for column in z.T:
             wave = (
