@@ -36,6 +36,15 @@ def test_few_observations_are_judged_exactly() -> None:
     assert float(HSIC().value(z)) == pytest.approx(float(pairs(z, 1.0)), rel=1e-12)
 
 
+@pytest.mark.parametrize(("observations", "exact"), [(512, True), (513, False)])
+def test_the_number_of_observations_decides(observations: int, exact: bool) -> None:
+    torch.manual_seed(0)
+    z = torch.randn(observations, 2, dtype=torch.float64)
+    value, wanted = float(HSIC().value(z)), float(pairs(z, 1.0))
+    assert (value == pytest.approx(wanted, rel=1e-12)) is exact
+    assert value == pytest.approx(wanted, rel=2e-3)
+
+
 def test_features_that_lie_where_a_few_frequencies_would_repeat_are_not_independent() -> None:
     apart = torch.tensor([0.0, 31.4159265]).repeat(300)[:, None].repeat(1, 2)
     assert float(HSIC().value(apart)) == pytest.approx(float(pairs(apart, 1.0)), rel=1e-3)
