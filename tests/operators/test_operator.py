@@ -10,6 +10,7 @@ from equipoise.operators import (
     Dense,
     Identity,
     Mask,
+    Pooled,
     separable,
 )
 
@@ -41,6 +42,12 @@ OPERATORS = {
         Composed([separable(3, 3, 5, multiplier=2), separable(3, 4)]),
         (2, 3, 6, 6),
     ),
+    "pooled": lambda: (Pooled(Convolution(3, 5), 2), (2, 3, 6, 8)),
+    "pooled_circular": lambda: (
+        Pooled(Convolution(4, 6, padding="circular", groups=2), 3),
+        (2, 4, 9, 12),
+    ),
+    "pooled_separable": lambda: (Pooled(separable(2, 3), 2), (2, 2, 6, 6)),
 }
 
 

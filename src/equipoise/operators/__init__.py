@@ -7,6 +7,7 @@ from equipoise.operators.degradation import DEGRADATIONS, Blur, Degradation, Ide
 from equipoise.operators.dense import Dense
 from equipoise.operators.norms import dense_norm
 from equipoise.operators.operator import Operator, OperatorWeights
+from equipoise.operators.pooled import Pooled
 
 __all__ = [
     "DEGRADATIONS",
@@ -20,6 +21,7 @@ __all__ = [
     "Operator",
     "OperatorWeights",
     "Padding",
+    "Pooled",
     "convolution_bound",
     "dense_norm",
     "separable",

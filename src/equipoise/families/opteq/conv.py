@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import nn
 
-from equipoise.core.validate import require_count
+from equipoise.core.validate import SettingError, require_count
 from equipoise.families.opteq.cell import OptEqCell
 from equipoise.families.opteq.layer import (
     ActivationLike,
@@ -19,10 +19,10 @@ from equipoise.families.opteq.layer import (
 )
 from equipoise.families.opteq.norm_control import BOUND, Init, Norm
 from equipoise.layers.options import SolveOptions
-from equipoise.operators import Convolution, Operator, Padding
+from equipoise.operators import Convolution, Operator, Padding, Pooled
 from equipoise.operators import separable as make_separable
 
-__all__ = ["OptEqConv2d"]
+__all__ = ["OptEqConv2d", "each_side"]
 
 
 class OptEqConv2d(OptEqLayer):
@@ -30,7 +30,8 @@ class OptEqConv2d(OptEqLayer):
 
     Its equilibrium solves a convex problem.
 
-    `W_l` are convolutions of stride 1 that keep the image size, and `W_l^T` their exact adjoints.
+    `W_l` are convolutions of stride 1 that keep the image size, or that of an image of averages
+    (`pool`), and `W_l^T` their exact adjoints.
 
     Args:
         in_channels: Channels of the input.
@@ -46,6 +47,9 @@ class OptEqConv2d(OptEqLayer):
         padding: `zeros` or `circular`.
         groups: Channel groups of `W_l` that do not mix.
         separable: Whether `W_l` and `U_l` are depthwise-separable, as in the ImageNet models.
+        pool: Side of the fields of pixels that `W_l` and `U_l` see as one, for all layers or one
+            for each; 1 for all pixels. `W_l^T` writes to all pixels of a field. A layer with fields
+            of 2 x 2 sees twice as far, for a quarter of the price.
         strength: As for `OptEq`.
         mu: As for `OptEq`.
         bound: As for `OptEq`.
@@ -72,6 +76,7 @@ class OptEqConv2d(OptEqLayer):
         padding: Padding = "zeros",
         groups: int = 1,
         separable: bool = False,
+        pool: int | Sequence[int] = 1,
         strength: float = 0.1,
         mu: float = 1.0,
         bound: float = BOUND,
@@ -91,22 +96,30 @@ class OptEqConv2d(OptEqLayer):
                 f"OptEqConv2d.groups must be 1 for separable convolutions; got {groups}."
             )
 
-        def weight(width: int) -> Operator:
-            if separable:
-                return make_separable(state_channels, width, size, padding=padding)
-            return Convolution(state_channels, width, size, padding=padding, groups=groups)
+        sides = each_side("OptEqConv2d", pool, len(widths))
 
-        def injection(width: int) -> nn.Module:
-            if not separable:
-                return _same_size(in_channels, width, size, padding, bias=bias)
-            depthwise = _same_size(
-                in_channels, in_channels, size, padding, groups=in_channels, bias=False
-            )
-            return nn.Sequential(depthwise, nn.Conv2d(in_channels, width, 1, bias=bias))
+        def weight(width: int, side: int) -> Operator:
+            made: Operator
+            if separable:
+                made = make_separable(state_channels, width, size, padding=padding)
+            else:
+                made = Convolution(state_channels, width, size, padding=padding, groups=groups)
+            return made if side == 1 else Pooled(made, side)
+
+        def injection(width: int, side: int) -> nn.Module:
+            if separable:
+                depthwise = _same_size(
+                    in_channels, in_channels, size, padding, groups=in_channels, bias=False
+                )
+                made = [depthwise, nn.Conv2d(in_channels, width, 1, bias=bias)]
+            else:
+                made = [_same_size(in_channels, width, size, padding, bias=bias)]
+            made = made if side == 1 else [nn.AvgPool2d(side), *made]
+            return made[0] if len(made) == 1 else nn.Sequential(*made)
 
         cell = OptEqCell(
-            [weight(width) for width in widths],
-            [injection(width) for width in widths],
+            [weight(*own) for own in zip(widths, sides, strict=True)],
+            [injection(*own) for own in zip(widths, sides, strict=True)],
             each_activation(activation, len(widths)),
             alpha=alpha,
             learn_alpha=learn_alpha,
@@ -132,6 +145,17 @@ class OptEqConv2d(OptEqLayer):
             "height",
             "width",
         )
+
+
+def each_side(owner: str, pool: int | Sequence[int], layers: int) -> list[int]:
+    """Return the side of the pooled fields of each layer, from one number or several."""
+    sides = list(pool) if isinstance(pool, Sequence) else [pool] * layers
+    if len(sides) != layers:
+        rule = f"be one number or one for each of the {layers} layers"
+        raise SettingError(f"{owner}.pool", rule, sides)
+    for side in sides:
+        require_count(f"{owner}.pool", side)
+    return sides
 
 
 def _same_size(

@@ -182,8 +182,8 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
     as `|W|^2 <= sum_l |W_l|^2`, the wide layer is within its bound.
 
     Args:
-        deep: An `OptEq` or `OptEqConv2d` with one activation, no regulariser and no separable
-            convolutions.
+        deep: An `OptEq` or `OptEqConv2d` with one activation, no regulariser and no separable or
+            pooled convolutions.
     """
     cell = _layers(deep, "to_wide")
     one, *others = set(cell.activations)
@@ -199,7 +199,8 @@ def to_wide(deep: OptEq | OptEqConv2d) -> OptEq | OptEqConv2d:
     operators = list(cell.operators)
     if not all(isinstance(own, Dense | Convolution) for own in operators):
         raise ValueError(
-            "to_wide.deep must have plain matrices or convolutions as weights; got separable ones."
+            "to_wide.deep must have plain matrices or convolutions as weights; got separable or "
+            "pooled ones."
         )
     inner: list[Any] = [
         own[-1] if isinstance(own, nn.Sequential) else own for own in cell.inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -9,7 +10,7 @@ from torch import nn
 
 from equipoise.core.validate import SettingError, require_count
 from equipoise.families.opteq.cell import OptEqCell
-from equipoise.families.opteq.conv import OptEqConv2d
+from equipoise.families.opteq.conv import OptEqConv2d, each_side
 from equipoise.families.opteq.layer import (
     ActivationLike,
     OptEqLayer,
@@ -98,7 +99,11 @@ def mnist(*, num_classes: int = 10, **options: Unpack[OptEqOptions]) -> ImageNet
 
 @register_model("opteq-cifar10-199k")
 def cifar10_199k(
-    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+    *,
+    num_classes: int = 10,
+    stride: int = 2,
+    pool: int | Sequence[int] = 1,
+    **options: Unpack[OptEqOptions],
 ) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with 199 k parameters (OptEq, Tables 3, 5, 8).
 
@@ -109,14 +114,22 @@ def cifar10_199k(
         num_classes: Number of classes.
         stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
             time.
+        pool: Side of the fields of pixels that layers see as one, for all or one for each:
+            `[1, 1, 2, 2, 4]` lets the wide layers see far, for less than half of the time.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 29, (16, 32, 64, 128, 128), 4, num_classes, options, stride=stride)
+    return _pooled(
+        (3, 32, 32), 29, (16, 32, 64, 128, 128), 4, num_classes, options, stride=stride, pool=pool
+    )
 
 
 @register_model("opteq-cifar10-162k")
 def cifar10_162k(
-    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+    *,
+    num_classes: int = 10,
+    stride: int = 2,
+    pool: int | Sequence[int] = 1,
+    **options: Unpack[OptEqOptions],
 ) -> ImageNetwork:
     """CIFAR-10, five layers of 16 to 128 channels with at most 162 k parameters (OptEq, Table 4).
 
@@ -127,14 +140,22 @@ def cifar10_162k(
         num_classes: Number of classes.
         stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
             time.
+        pool: Side of the fields of pixels that layers see as one, for all or one for each:
+            `[1, 1, 2, 2, 4]` lets the wide layers see far, for less than half of the time.
         **options: See `OptEqOptions`.
     """
-    return _pooled((3, 32, 32), 28, (16, 32, 64, 64, 128), 4, num_classes, options, stride=stride)
+    return _pooled(
+        (3, 32, 32), 28, (16, 32, 64, 64, 128), 4, num_classes, options, stride=stride, pool=pool
+    )
 
 
 @register_model("opteq-cifar10-1.4m")
 def cifar10_1400k(
-    *, num_classes: int = 10, stride: int = 2, **options: Unpack[OptEqOptions]
+    *,
+    num_classes: int = 10,
+    stride: int = 2,
+    pool: int | Sequence[int] = 1,
+    **options: Unpack[OptEqOptions],
 ) -> ImageNetwork:
     """CIFAR-10, five layers of 64 to 512 channels with 1.4 M parameters (OptEq, Table 4).
 
@@ -144,10 +165,19 @@ def cifar10_1400k(
         num_classes: Number of classes.
         stride: How much the extractor shrinks the images; 1 keeps their size, for four times the
             time.
+        pool: Side of the fields of pixels that layers see as one, for all or one for each:
+            `[1, 1, 2, 2, 4]` lets the wide layers see far, for less than half of the time.
         **options: See `OptEqOptions`.
     """
     return _pooled(
-        (3, 32, 32), 64, (64, 128, 256, 256, 512), 4, num_classes, options, stride=stride
+        (3, 32, 32),
+        64,
+        (64, 128, 256, 256, 512),
+        4,
+        num_classes,
+        options,
+        stride=stride,
+        pool=pool,
     )
 
 
@@ -160,13 +190,19 @@ def _pooled(
     options: OptEqOptions,
     *,
     stride: int = 2,
+    pool: int | Sequence[int] = 1,
 ) -> ImageNetwork:
     """An extractor of one convolution, convolutional layers, and averages over a grid.
 
     Input and state have the same channels, so that a solve starts at the input (Algorithm 1).
     """
     require_count("OptEq.stride", stride)
-    if min(-(-side // stride) for side in input_shape[1:]) < KERNEL:
+    sides = each_side("OptEq", pool, len(hidden))
+    smallest = min(-(-side // stride) for side in input_shape[1:])
+    if smallest // max(sides) < KERNEL <= smallest:
+        rule = f"be at most {smallest // KERNEL}, so that kernels of {KERNEL} x {KERNEL} fit"
+        raise SettingError("OptEq.pool", rule, max(sides))
+    if smallest < KERNEL:
         largest = (min(input_shape[1:]) - 1) // (KERNEL - 1)
         raise SettingError(
             "OptEq.stride",
@@ -175,10 +211,10 @@ def _pooled(
         )
     return ImageNetwork(
         convolutional_extractor(input_shape[0], [channels], stride=stride),
-        OptEqConv2d(channels, channels, hidden, **_solved_to(SMALL, options)),
+        OptEqConv2d(channels, channels, hidden, pool=sides, **_solved_to(SMALL, options)),
         PooledHead(channels, grid, num_classes),
         input_shape,
-        size_multiple=1,
+        size_multiple=1 if max(sides) == 1 else stride * math.lcm(*sides),
     )
 
 

@@ -1,0 +1,84 @@
+"""Operators that act on an image of averages, at a fraction of the price."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from equipoise.core.validate import SettingError, require_count
+from equipoise.operators.operator import Operator, OperatorWeights
+
+__all__ = ["Pooled"]
+
+
+class Pooled(Operator):
+    """`W = K P`: an operator on an image whose pixels are fields of `s x s`, `(P z)_f = sum_f z/s`.
+
+    `P P^T = I`, so that the singular values of `W` are those of `K`, and `K`'s bounds are `W`'s.
+    The adjoint lays `K^T y / s` on all pixels of a field.
+
+    Args:
+        inner: `K`, an operator on images.
+        side: The side `s` of a field.
+
+    Shape:
+        (batch, channels, height, width), sides multiples of `s`, to what `inner` makes of
+        (batch, channels, height / s, width / s).
+    """
+
+    def __init__(self, inner: Operator, side: int) -> None:
+        super().__init__()
+        require_count("Pooled.side", side)
+        self.inner = inner
+        self.side = side
+
+    def weights(self) -> OperatorWeights:
+        return self.inner.weights()
+
+    def transposed(self, weights: OperatorWeights) -> OperatorWeights:
+        # 1/s rides on the weights: one pass over the state less.
+        return self.inner.scaled(self.inner.transposed(weights), 1 / self.side)
+
+    def apply_with(self, weights: OperatorWeights, z: Tensor) -> Tensor:
+        fields = F.avg_pool2d(z, self.side, divisor_override=self.side)
+        return self.inner.apply_with(weights, fields)
+
+    def adjoint_with(self, transposed: OperatorWeights, y: Tensor) -> Tensor:
+        fields = self.inner.adjoint_with(transposed, y)
+        return F.interpolate(fields, scale_factor=self.side, mode="nearest")
+
+    def bound(self, weights: OperatorWeights) -> Tensor:
+        return self.inner.bound(weights)
+
+    def quick_bound(self, weights: OperatorWeights) -> float:
+        return self.inner.quick_bound(weights)
+
+    def within(self, weights: OperatorWeights, limit: float) -> bool:
+        return self.inner.within(weights, limit)
+
+    def drift(self, weights: OperatorWeights, other: OperatorWeights) -> float:
+        return self.inner.drift(weights, other)
+
+    def lower_bound(self, weights: OperatorWeights) -> float:
+        return self.inner.lower_bound(weights)
+
+    def zeros(self, c: Tensor) -> Tensor:
+        return F.interpolate(self.inner.zeros(c), scale_factor=self.side, mode="nearest")
+
+    def draw_frame_(self) -> None:
+        self.inner.draw_frame_()
+
+    def orthogonalize_(self, size: float) -> None:
+        self.inner.orthogonalize_(size)
+
+    def check(self, x: Tensor) -> None:
+        if x.dim() == 4 and (x.shape[2] % self.side or x.shape[3] % self.side):
+            raise SettingError(
+                "The input",
+                f"have sides that are multiples of {self.side}, which are pooled",
+                tuple(x.shape),
+            )
+        self.inner.check(x[..., :: self.side, :: self.side] if x.dim() == 4 else x)
+
+    def extra_repr(self) -> str:
+        return f"side={self.side}"
