@@ -32,6 +32,7 @@ LAYERS = {
     "convolutions": lambda: OptEqConv2d(4, 16, [16, 32]),
     "convolutions without a skip": lambda: OptEqConv2d(4, 16, [16, 32], alpha=1.0),
     "separable": lambda: OptEqConv2d(4, 16, 16, separable=True),
+    "pooled": lambda: OptEqConv2d(4, 16, [16, 32], pool=[1, 2]),
 }
 
 

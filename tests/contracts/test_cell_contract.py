@@ -99,6 +99,7 @@ CASES = {
     "conv_groups": lambda: conv(4, groups=2),
     "conv_separable": lambda: conv([3, 2], separable=True),
     "conv_double_separable": double_separable,
+    "conv_pooled": lambda: conv([3, 2], 2, pool=[1, 2]),
     **{
         f"monotone_relu_{name}": lambda name=name: MonotoneDense(3, 4, 0.8, splitting=name).cell
         for name in ("peaceman-rachford", "douglas-rachford", "forward-backward")
@@ -159,7 +160,7 @@ def make(name):
         return cell, (torch.randn(2, 3, 4).double(), torch.randn(2, 2, 8).double())
     if "tiers" in name:
         return cell, torch.randn(2, 2, 6, 8, dtype=torch.float64)
-    if "multiscale" in name:
+    if "multiscale" in name or "pooled" in name:
         return cell, torch.randn(2, 2, 4, 4, dtype=torch.float64)
     shape = (2, 2, 3, 4) if "conv" in name else (2, 2 if name == "wide" else 3)
     return cell, torch.randn(shape, dtype=torch.float64)
@@ -170,6 +171,7 @@ OPERATORS = (
     "conv_double_separable",
     "conv_even",
     "conv_groups",
+    "conv_pooled",
     "conv_separable",
     "monotone_tiers_relu",
     "multiscale_relu",

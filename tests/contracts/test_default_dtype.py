@@ -28,6 +28,7 @@ LAYERS = {
     "convolution": lambda: OptEqConv2d(2, 5, [6, 8], norm="project"),
     "separable": lambda: OptEqConv2d(2, 5, 6, separable=True),
     "groups": lambda: OptEqConv2d(2, 4, 8, groups=2),
+    "pooled": lambda: OptEqConv2d(2, 5, [6, 8], pool=[1, 2], norm="project"),
     "regularised": lambda: OptEq(4, 5, 6, regularizer="decorrelation", strength=0.01),
 }
 

@@ -54,6 +54,8 @@ class ReferenceLayer:
     def __init__(self, layer, x: Tensor, index: int) -> None:
         cell = layer.layers
         operator, self.activation = cell.operators[index], cell.activations[index]
+        self.side = getattr(operator, "side", 1)
+        operator = getattr(operator, "inner", operator)
         self.parts = list(getattr(operator, "parts", [operator]))
         self.weights = [own.detach() for own in cell.effective_weights()[index]]
         self.c = cell.inputs[index](x).detach()
@@ -61,6 +63,8 @@ class ReferenceLayer:
             self.alpha, self.mu = float(cell.alpha[index]), cell.mu
 
     def apply(self, z: Tensor) -> Tensor:
+        if self.side > 1:
+            z = self.side * F.adaptive_avg_pool2d(z, [side // self.side for side in z.shape[2:]])
         for part, weight in zip(self.parts, self.weights, strict=True):
             if weight.dim() == 2:
                 return F.linear(z, weight)

@@ -97,6 +97,18 @@ def test_convolution_is_torchs_convolution():
     )
 
 
+def test_pooled_has_the_singular_values_of_its_inner_operator():
+    inner = Convolution(2, 3).double()
+    pooled = Pooled(inner, 2)
+    found = torch.linalg.svdvals(matrix_of(pooled, (1, 2, 6, 8)))
+    expected = torch.linalg.svdvals(matrix_of(inner, (1, 2, 3, 4)))
+    assert torch.allclose(found[: len(expected)], expected)
+    assert found[len(expected) :].max() <= 1e-12
+    z = torch.randn(2, 2, 6, 8).double()
+    once = torch.nn.functional.conv2d(2 * torch.nn.functional.avg_pool2d(z, 2), inner.kernel, None)
+    assert torch.allclose(pooled(z)[:, :, 1:-1, 1:-1], once)
+
+
 def test_bound_is_above_the_norm_and_close(case):
     operator, z = case
     norm = torch.linalg.matrix_norm(matrix_of(operator, z.shape), 2)
@@ -149,6 +161,15 @@ def test_new_weights_have_a_norm_of_about_one_half():
         (
             lambda: Convolution(3, 4, 0),
             "Convolution.kernel_size must be a whole number of at least 1; got 0.",
+        ),
+        (
+            lambda: Pooled(Convolution(3, 4), 0),
+            "Pooled.side must be a whole number of at least 1; got 0.",
+        ),
+        (
+            lambda: Pooled(Convolution(3, 4), 2).check(torch.zeros(1, 3, 8, 7)),
+            "The input must have sides that are multiples of 2, which are pooled; got (1, 3, 8, "
+            "7).",
         ),
         (lambda: Composed([]), "Composed.parts must hold at least one operator; got none."),
     ],

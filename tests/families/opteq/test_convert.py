@@ -694,6 +694,10 @@ def test_to_wide_keeps_how_the_deep_network_is_solved_and_trains():
             OptEqConv2d(3, 4, [5, 6], separable=True),
             "must have plain matrices or convolutions as weights; got separable",
         ),
+        (
+            OptEqConv2d(3, 4, [5, 6], pool=2),
+            "must have plain matrices or convolutions as weights; got separable or pooled",
+        ),
         (nn.Linear(2, 2), "must be an OptEq or OptEqConv2d; got Linear"),
     ],
 )

@@ -275,9 +275,47 @@ def test_convolution_of_one_pixel_is_a_dense_layer():
     assert torch.allclose(conv(x[:, :, None, None])[:, :, 0, 0], dense(x), atol=1e-10)
 
 
+def test_pooled_layer_is_a_dense_one_on_averages_and_repeats_its_answer():
+    """`P P^T = I`: with fields of the whole image, the state is `P^T` of the dense one's."""
+    conv = OptEqConv2d(3, 4, 5, kernel_size=1, pool=2, tolerance=1e-12).double()
+    dense = OptEq(3, 4, 5, tolerance=1e-12).double()
+    for mine, other in zip(dense.parameters(), conv.parameters(), strict=True):
+        mine.data = other.data.reshape(mine.shape)
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64)
+    expected = dense(x.mean(dim=(2, 3))) / 2
+    assert torch.allclose(conv(x), expected[:, :, None, None].expand(2, 4, 2, 2), atol=1e-10)
+
+
+def test_pool_of_each_layer_is_that_of_torch():
+    """The formula with torch's own strided convolutions: `K P` is one with its kernel spread."""
+    layer = OptEqConv2d(3, 3, [4, 6], pool=[1, 2], alpha=0.7).double()
+    x, z = torch.randn(2, 2, 3, 8, 8, dtype=torch.float64).unbind()
+    found, functional = layer.map(x)(z), torch.nn.functional
+    for operator, inject, side in zip(
+        layer.layers.operators, layer.layers.inputs, (1, 2), strict=True
+    ):
+        (kernel,) = operator.weights()
+        spread = kernel.repeat_interleave(side, 2).repeat_interleave(side, 3) / side
+        border = {"stride": side, "padding": side}
+        inner = inject[-1] if side > 1 else inject
+        averages = functional.adaptive_avg_pool2d(x, 8 // side)
+        c = functional.conv2d(averages, inner.weight, inner.bias, padding=1)
+        y = torch.relu(functional.conv2d(z, spread, **border) + c)
+        z = 0.7 * functional.conv_transpose2d(y, spread, **border) + 0.3 * z
+    assert torch.allclose(found, z, atol=1e-12)
+
+
+@pytest.mark.parametrize("pool", [[1, 2, 4], 0, [2, 1.5], []])
+def test_impossible_pools_are_refused(pool):
+    with pytest.raises(ValueError, match=r"^OptEqConv2d\.pool must be .*; got "):
+        OptEqConv2d(3, 3, [4, 6], pool=pool)
+
+
 @pytest.mark.parametrize(
     "options",
     [
+        {"pool": [1, 2], "kernel_size": (3, 2)},
+        {"pool": 2, "kernel_size": 2, "separable": True},
         {"padding": "circular"},
         {"groups": 3},
         {"separable": True},
@@ -288,7 +326,7 @@ def test_convolution_of_one_pixel_is_a_dense_layer():
 )
 def test_convolutional_forms_solve_and_train(options):
     layer = OptEqConv2d(3, 3, [6, 9], **options)
-    x = torch.randn(2, 3, 6, 5)
+    x = torch.randn(2, 3, 6, 4 if "pool" in options else 5)
     z = layer(x)
     assert layer.last.converged.all()
     assert z.shape == x.shape

@@ -116,6 +116,18 @@ def test_stride_that_leaves_no_state_is_refused(stride, rule):
     assert create_model("opteq-cifar10-162k", stride=15)(torch.randn(1, 3, 32, 32)).shape == (1, 10)
 
 
+def test_pools_change_no_size_and_ask_for_sides_that_they_divide():
+    network = create_model("opteq-cifar10-162k", stride=1, pool=[1, 1, 2, 2, 4])
+    assert network.parameter_counts() == built("opteq-cifar10-162k").parameter_counts()
+    assert network(torch.randn(2, 3, 16, 16)).shape == (2, 10)
+    with pytest.raises(ValueError, match="sides that are multiples of 4; got"):
+        network(torch.randn(2, 3, 18, 18))
+    with pytest.raises(ValueError, match=r"OptEq\.pool must be at most 5, .* fit; got 6"):
+        create_model("opteq-cifar10-162k", pool=6)
+    with pytest.raises(ValueError, match="one for each of the 5 layers"):
+        create_model("opteq-cifar10-162k", pool=[1, 2])
+
+
 @pytest.mark.parametrize(
     ("name", "layers", "for_size", "published"),
     [
@@ -266,7 +278,7 @@ def test_opteq_model_options_are_these(name: str) -> None:
         "activation alpha bound eval_options gradient init learn_alpha max_steps norm num_classes "
         "on_failure regularizer solver stop strength tolerance"
     )
-    own = ["layers"] if "imagenet" in name else ["stride"] if "cifar10" in name else []
+    own = ["layers"] if "imagenet" in name else ["pool", "stride"] if "cifar10" in name else []
     assert model_options(name) == sorted([*common.split(), *own])
 
 

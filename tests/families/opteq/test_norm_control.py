@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from equipoise import OptEq, OptEqConv2d, certify, project_norms_after
 from equipoise.families.opteq.norm_control import NormControl
-from equipoise.operators import Convolution, Dense, separable
+from equipoise.operators import Convolution, Dense, Pooled, separable
 
 
 def make(kind: str, norm: str) -> OptEq | OptEqConv2d:
@@ -16,7 +16,8 @@ def make(kind: str, norm: str) -> OptEq | OptEqConv2d:
     if kind == "dense":
         layer = OptEq(5, 6, [7, 8], norm=norm, bound=0.9)
     else:
-        layer = OptEqConv2d(2, 3, [4, 5], norm=norm, bound=0.9, separable=kind == "separable")
+        form = {"separable": {"separable": True}, "pooled": {"pool": [1, 2], "kernel_size": 2}}
+        layer = OptEqConv2d(2, 3, [4, 5], norm=norm, bound=0.9, **form.get(kind, {}))
     with torch.no_grad():
         layer.layers.operators[1].scale_(1.8)  # near the limit, the first one far below
     return layer
@@ -24,7 +25,7 @@ def make(kind: str, norm: str) -> OptEq | OptEqConv2d:
 
 def input_of(kind: str) -> torch.Tensor:
     torch.manual_seed(4)
-    return torch.randn(4, 5) if kind == "dense" else torch.randn(2, 2, 5, 5)
+    return torch.randn(4, 5) if kind == "dense" else torch.randn(2, 2, 6, 6)
 
 
 def train(layer, kind, rate, steps, *, forget=False):
@@ -43,7 +44,7 @@ def train(layer, kind, rate, steps, *, forget=False):
 
 @pytest.mark.parametrize("rate", [0.002, 0.1])
 @pytest.mark.parametrize("norm", ["scale", "project"])
-@pytest.mark.parametrize("kind", ["dense", "convolution", "separable"])
+@pytest.mark.parametrize("kind", ["dense", "convolution", "separable", "pooled"])
 def test_kept_bounds_never_change_a_result(kind, norm, rate):
     kept, forgetful = (
         train(make(kind, norm), kind, rate, 12, forget=forget) for forget in (False, True)
@@ -116,6 +117,7 @@ def test_weights_changed_behind_the_back_of_autograd_are_noticed(norm):
         Convolution(3, 4, 1),
         separable(3, 5),
         separable(3, 5, multiplier=2),
+        Pooled(Convolution(3, 5), 2),
     ],
     ids=repr,
 )
@@ -134,7 +136,14 @@ def test_drift_is_above_what_a_bound_can_gain(operator, dtype):
 
 @pytest.mark.parametrize(
     "operator",
-    [Dense(6, 4), Convolution(3, 5), Convolution(3, 4, 1), separable(3, 5), separable(4, 4, 1)],
+    [
+        Dense(6, 4),
+        Convolution(3, 5),
+        Convolution(3, 4, 1),
+        separable(3, 5),
+        separable(4, 4, 1),
+        Pooled(Convolution(3, 5), 2),
+    ],
     ids=repr,
 )
 def test_within_agrees_with_the_bound(operator):

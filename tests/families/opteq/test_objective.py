@@ -399,7 +399,9 @@ def test_matrix_activation_minimises_a_quadratic_function() -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"padding": "circular"}, {"groups": 2}, {"separable": True}], ids=str
+    "more",
+    [{}, {"padding": "circular"}, {"groups": 2}, {"separable": True}, {"pool": 2}],
+    ids=str,
 )
 def test_convolution_has_the_objective_of_its_matrix(
     more: dict, monkeypatch: pytest.MonkeyPatch
@@ -416,11 +418,12 @@ def test_convolution_has_the_objective_of_its_matrix(
         on_failure="raise",
         **more,
     ).double()
-    x = normal(2, 2, 4, 5)
+    sides = (6, 6) if "pool" in more else (4, 5)
+    x = normal(2, 2, *sides)
     (own,) = reference(layer, x)
-    W, c = own.matrix(4, 4, 5).numpy(), own.c.flatten(1).numpy()
+    W, c = own.matrix(4, *sides).numpy(), own.c.flatten(1).numpy()
     z = layer(x).detach()
-    y = 3 * normal(2, 4, 4, 5)
+    y = 3 * normal(2, 4, *sides)
 
     def h(point: np.ndarray, own: np.ndarray) -> tuple[float, np.ndarray]:
         a = W @ point + own
@@ -432,7 +435,12 @@ def test_convolution_has_the_objective_of_its_matrix(
         assert (problem._potential.matrix is None) == (width == 1)
         for row in range(2):
             found = minimize(
-                h, np.zeros(80), (c[row],), jac=True, method="BFGS", options={"gtol": 1e-9}
+                h,
+                np.zeros(z[row].numel()),
+                (c[row],),
+                jac=True,
+                method="BFGS",
+                options={"gtol": 1e-9},
             )
             assert np.abs(found.x - z[row].flatten().numpy()).max() <= 1e-7
             assert problem.merit(z)[row] == pytest.approx(found.fun, abs=1e-10)
