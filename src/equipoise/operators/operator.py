@@ -111,7 +111,8 @@ class Operator(nn.Module, ABC):
         """Return a proven lower bound of all singular values; 0 where none is known.
 
         Those of a matrix are as many as its smaller side has rows. Those of a convolution are
-        those it has on images without borders.
+        those it has on images without borders, and of a pooled one on such that are constant on
+        its fields: it does not see what else there is.
         """
         return 0.0
 

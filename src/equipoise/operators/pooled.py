@@ -14,7 +14,8 @@ __all__ = ["Pooled"]
 class Pooled(Operator):
     """`W = K P`: an operator on an image whose pixels are fields of `s x s`, `(P z)_f = sum_f z/s`.
 
-    `P P^T = I`, so that the singular values of `W` are those of `K`, and `K`'s bounds are `W`'s.
+    `P P^T = I`, so that the singular values of `W` are those of `K`, and zeros for what differs
+    within a field, which `W` does not see. `K`'s bounds are `W`'s.
     The adjoint lays `K^T y / s` on all pixels of a field.
 
     Args:

@@ -77,6 +77,24 @@ def test_orthogonal_norm_keeps_singular_values_up_through_an_optimizer():
     assert "bounded from below: proved, 0.89" in str(certificate)
 
 
+def test_pooled_layers_promise_nothing_of_what_they_do_not_see():
+    torch.manual_seed(0)
+    layer = OptEqConv2d(3, 3, [6, 4], pool=[1, 2], padding="circular", norm="orthogonal").double()
+    project_norms(layer)
+    (statement,) = layer.cell.certificate().further
+    assert "constant on the fields that are pooled" in statement.claim
+    operator = layer.layers.operators[1]
+    constant = torch.randn(5, 3, 6, 6).double().repeat_interleave(2, 2).repeat_interleave(2, 3)
+    assert (norms(operator(constant)) >= statement.number * norms(constant)).all()
+    unseen = constant.clone()
+    unseen[:, :, :, 1::2] *= -1
+    assert norms(operator(unseen)).max() <= 1e-12
+
+
+def norms(z):
+    return z.flatten(1).norm(dim=1)
+
+
 def test_certificate_does_not_claim_what_is_not_proved():
     layer = OptEqConv2d(3, 4, [6, 3], norm="orthogonal")
     layer.layers.operators[1].scale_(0)

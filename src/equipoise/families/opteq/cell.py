@@ -33,6 +33,7 @@ from equipoise.layers.certificate import Certificate, Factor, Link, Statement, a
 from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, round_up
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
+from equipoise.operators.pooled import Pooled
 from equipoise.prox.activation import Activation
 from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import Coordinates, ReducedSystem
@@ -213,10 +214,12 @@ class OptEqCell(Cell):
             return ()
         lowest = min(operator.lower_bound(operator.weights()) for operator in self._operators)
         images = any(weight.dim() > 2 for each in self._operators for weight in each.weights())
+        pooled = any(isinstance(each, Pooled) for each in self._operators)
         return (
             Statement(
                 "the singular values of all W_l are bounded from below"
-                + (" on images without borders" if images else ""),
+                + (" on images without borders" if images else "")
+                + (" that are constant on the fields that are pooled" if pooled else ""),
                 holds=True if lowest > 0 else None,
                 number=math.floor(1e4 * lowest) / 1e4 if lowest > 0 else None,
                 theorem="eigenvalues of W^T W"
