@@ -16,6 +16,7 @@ from equipoise.core.validate import require_flag, require_fraction, require_posi
 from equipoise.families.opteq.compiled import run_products, run_values
 from equipoise.families.opteq.coordinates import HiddenUnits, hidden_system
 from equipoise.families.opteq.gram import Gram
+from equipoise.families.opteq.layer_bounds import frame_statements, input_part, layer_factors
 from equipoise.families.opteq.linearization import LinearLayer, add_skip, linearize_layers
 from equipoise.families.opteq.norm_control import (
     BOUND,
@@ -29,11 +30,10 @@ from equipoise.families.opteq.norm_control import (
 from equipoise.families.opteq.objective import state_problem
 from equipoise.families.opteq.potential import Potential
 from equipoise.layers.cell import Cell
-from equipoise.layers.certificate import Certificate, Factor, Link, Statement, averaged
-from equipoise.layers.lipschitz import Bound, Chain, Part, Sum, round_up
+from equipoise.layers.certificate import Certificate, Factor, Link, averaged
+from equipoise.layers.lipschitz import Part, round_up
 from equipoise.layers.problem import Problem
 from equipoise.operators.operator import Operator, OperatorWeights, is_recorded
-from equipoise.operators.pooled import Pooled
 from equipoise.prox.activation import Activation
 from equipoise.solvers.ahead import CompiledRuns
 from equipoise.solvers.coordinates import Coordinates, ReducedSystem
@@ -163,69 +163,21 @@ class OptEqCell(Cell):
         return Certificate(
             (Link(type(self).__name__, bound),),
             factors,
-            self._frame_statements(),
+            frame_statements(self._operators) if self.norm == "orthogonal" else (),
             remedy="Call project_norms after each optimiser step."
             if self.projects
             else "Use norm='scale', or norm='project' with project_norms.",
         )
 
     def _factors(self) -> tuple[Factor, ...]:
-        """A Lipschitz constant of each layer in the state, with the norm that it comes from."""
-        factors = []
-        for layer, (operator, weights, activation, alpha) in enumerate(
-            zip(
-                self._operators,
-                self.effective_weights(),
-                self.activations,
-                self.alpha,
-                strict=True,
-            ),
-            start=1,
-        ):
-            norm = float(operator.bound(tuple(weight.double() for weight in weights)))
-            smoothness = activation.slopes[1] * norm * norm / self.mu  # may be infinite
-            value = round_up(averaged(smoothness, float(alpha)))
-            factors.append(Factor(f"layer {layer}", value, norm))
-        return tuple(factors)
+        weights = self.effective_weights()
+        return layer_factors(self._operators, weights, self.activations, self.alpha, self.mu)
 
     @torch.no_grad()
     def input_lipschitz(self) -> Part:
-        """Return `sum_l (alpha_l L_s |W_l|/mu) |U_l| prod_(k > l) q_k`, `q_k` layer `k`'s factor.
-
-        The input moves layer `l` by `(alpha_l/mu) |W_l| L_s |U_l|`, and what it moved the layers
-        after it multiply by their Lipschitz constants.
-        """
-        factors, later, parts = self._factors(), 1.0, list[Part]()
-        for layer in reversed(range(len(factors))):
-            slope, alpha = self.activations[layer].slopes[1], float(self.alpha[layer])
-            own = alpha * slope * factors[layer].norm / self.mu
-            moved = Bound(
-                f"{factors[layer].name}: alpha L_s |W|/mu, and layers after it",
-                round_up(own * later) if own and later else 0.0,
-                "proven norms",
-            )
-            parts.insert(0, Chain((self.inputs[layer], moved)))
-            later = later * factors[layer].value if later else 0.0
-        return parts[0] if len(parts) == 1 else Sum(tuple(parts), "layers")
-
-    def _frame_statements(self) -> tuple[Statement, ...]:
-        """What is proved of the smallest singular values, where they are kept up."""
-        if self.norm != "orthogonal":
-            return ()
-        lowest = min(operator.lower_bound(operator.weights()) for operator in self._operators)
-        images = any(weight.dim() > 2 for each in self._operators for weight in each.weights())
-        pooled = any(isinstance(each, Pooled) for each in self._operators)
-        return (
-            Statement(
-                "the singular values of all W_l are bounded from below"
-                + (" on images without borders" if images else "")
-                + (" that are constant on the fields that are pooled" if pooled else ""),
-                holds=True if lowest > 0 else None,
-                number=math.floor(1e4 * lowest) / 1e4 if lowest > 0 else None,
-                theorem="eigenvalues of W^T W"
-                + (" on a grid of frequencies; Ehlich & Zeller, 1964" if images else ""),
-            ),
-        )
+        """Return how far the step moves with the input, by the layers' proven norms."""
+        inputs = list(self.inputs)
+        return input_part(self._factors(), self.activations, self.alpha, inputs, self.mu)
 
     @torch.no_grad()
     def problem(self, x: Tensor) -> Problem:
