@@ -59,6 +59,7 @@ def test_training_steps_see_images_of_their_size() -> None:
         ((4, 6), r"train.image_sizes must end with 8, the side of the images; got \[4, 6\]"),
         ((16, 8), r"train.image_sizes must be at most 8"),
         ((0, 8), r"train.image_sizes must be"),
+        ((8, 2, 8), r"sizes must be sides that the network takes \(.* for an image of 2 x 2\.\)"),
     ],
 )
 def test_image_sizes_that_do_not_fit_are_refused(sides: tuple[int, ...], message: str) -> None:

@@ -109,6 +109,24 @@ def test_pooled_has_the_singular_values_of_its_inner_operator():
     assert torch.allclose(pooled(z)[:, :, 1:-1, 1:-1], once)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("side", [41, 47, 82, 123])
+def test_pooled_writes_to_whole_fields_at_sides_whose_inverse_is_rounded_down(side, dtype):
+    """Torch's `nearest` takes the pixel after a field from it there."""
+    operator = Pooled(Convolution(4, 4, 1), side).to(dtype)
+    y = torch.randn(1, 4, 2, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    expected = operator.inner.adjoint(y) / side
+    expected = expected.repeat_interleave(side, 2).repeat_interleave(side, 3)
+    rounding = {"atol": torch.finfo(dtype).eps / side, "rtol": torch.finfo(dtype).eps}
+    torch.testing.assert_close(operator.adjoint(y), expected, **rounding)
+
+
+def test_composed_operators_start_at_the_state_of_the_first():
+    operator = Composed([Pooled(Convolution(2, 3), 2), Pooled(Convolution(3, 4, 1), 2)])
+    z = torch.randn(1, 2, 12, 8)
+    assert operator.zeros(operator(z)).shape == z.shape
+
+
 def test_bound_is_above_the_norm_and_close(case):
     operator, z = case
     norm = torch.linalg.matrix_norm(matrix_of(operator, z.shape), 2)
@@ -165,6 +183,20 @@ def test_new_weights_have_a_norm_of_about_one_half():
         (
             lambda: Pooled(Convolution(3, 4), 0),
             "Pooled.side must be a whole number of at least 1; got 0.",
+        ),
+        (
+            lambda: Pooled(torch.nn.Conv2d(3, 4, 3), 2),
+            "Pooled.inner must be an operator of `equipoise.operators`; got Conv2d.",
+        ),
+        (
+            lambda: Pooled(Convolution(3, 4), 2)(torch.zeros(1, 3, 9, 8)),
+            "The input must have sides that are multiples of 2, which are pooled; got (1, 3, 9, "
+            "8).",
+        ),
+        (
+            lambda: Pooled(Convolution(3, 4), 4).check(torch.zeros(1, 3, 8, 8)),
+            "Convolution.kernel_size must not exceed the image; got a kernel of 3 x 3 for an "
+            "image of 2 x 2. Fields of 4 x 4 pixels are pooled, of 8 x 8.",
         ),
         (
             lambda: Pooled(Convolution(3, 4), 2).check(torch.zeros(1, 3, 8, 7)),

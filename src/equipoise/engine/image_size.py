@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.core import SettingError
+from equipoise.core.module_mode import evaluation_mode
 
 __all__ = ["ImageSizes"]
 
@@ -47,6 +49,11 @@ class ImageSizes:
             raise self._error(f"end with {x.shape[2]}, the side of the images")
         if max(sides) > x.shape[2]:
             raise self._error(f"be at most {x.shape[2]}, the side of the images")
+        with evaluation_mode(model), torch.no_grad():
+            try:
+                model(self._shrink(x[:1], min(sides)))
+            except ValueError as error:
+                raise self._error(f"be sides that the network takes ({error})") from error
 
     @property
     def pixels(self) -> float:
@@ -69,7 +76,12 @@ class ImageSizes:
         """
         if not self.sides:
             return x
-        side = self.sides[min(step * len(self.sides) // steps, len(self.sides) - 1)]
+        return self._shrink(
+            x, self.sides[min(step * len(self.sides) // steps, len(self.sides) - 1)]
+        )
+
+    @staticmethod
+    def _shrink(x: Tensor, side: int) -> Tensor:
         if x.shape[2] == side:
             return x
         return functional.interpolate(

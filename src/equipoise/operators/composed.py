@@ -65,7 +65,9 @@ class Composed(Operator):
         return y
 
     def zeros(self, c: Tensor) -> Tensor:
-        return self._parts[0].zeros(c)
+        for part in reversed(self._parts):
+            c = part.zeros(c)
+        return c
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         bounds = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from equipoise.core.validate import SettingError, require_count
+from equipoise.core.validate import SettingError, require_count, require_type
 from equipoise.operators.operator import Operator, OperatorWeights
 
 __all__ = ["Pooled"]
@@ -29,9 +29,10 @@ class Pooled(Operator):
 
     def __init__(self, inner: Operator, side: int) -> None:
         super().__init__()
+        require_type("Pooled.inner", inner, Operator, "an operator of `equipoise.operators`")
         require_count("Pooled.side", side)
         self.inner = inner
-        self.side = side
+        self.side = int(side)
 
     def weights(self) -> OperatorWeights:
         return self.inner.weights()
@@ -41,12 +42,17 @@ class Pooled(Operator):
         return self.inner.scaled(self.inner.transposed(weights), 1 / self.side)
 
     def apply_with(self, weights: OperatorWeights, z: Tensor) -> Tensor:
+        self._check_sides(z)  # or torch would leave the last rows out
         fields = F.avg_pool2d(z, self.side, divisor_override=self.side)
         return self.inner.apply_with(weights, fields)
 
     def adjoint_with(self, transposed: OperatorWeights, y: Tensor) -> Tensor:
-        fields = self.inner.adjoint_with(transposed, y)
-        return F.interpolate(fields, scale_factor=self.side, mode="nearest")
+        return self._spread(self.inner.adjoint_with(transposed, y))
+
+    def _spread(self, fields: Tensor) -> Tensor:
+        """Repeat each pixel on its field."""
+        # Plain `nearest` takes some pixels from the field before, at sides such as 41.
+        return F.interpolate(fields, scale_factor=self.side, mode="nearest-exact")
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return self.inner.bound(weights)
@@ -64,7 +70,7 @@ class Pooled(Operator):
         return self.inner.lower_bound(weights)
 
     def zeros(self, c: Tensor) -> Tensor:
-        return F.interpolate(self.inner.zeros(c), scale_factor=self.side, mode="nearest")
+        return self._spread(self.inner.zeros(c))
 
     def draw_frame_(self) -> None:
         self.inner.draw_frame_()
@@ -73,13 +79,22 @@ class Pooled(Operator):
         self.inner.orthogonalize_(size)
 
     def check(self, x: Tensor) -> None:
-        if x.dim() == 4 and (x.shape[2] % self.side or x.shape[3] % self.side):
-            raise SettingError(
-                "The input",
-                f"have sides that are multiples of {self.side}, which are pooled",
-                tuple(x.shape),
-            )
-        self.inner.check(x[..., :: self.side, :: self.side] if x.dim() == 4 else x)
+        if x.dim() != 4:
+            self.inner.check(x)
+            return
+        self._check_sides(x)
+        try:
+            self.inner.check(x[..., :: self.side, :: self.side])
+        except ValueError as error:
+            size = f"{x.shape[2]} x {x.shape[3]}"
+            raise ValueError(
+                f"{error} Fields of {self.side} x {self.side} pixels are pooled, of {size}."
+            ) from error
+
+    def _check_sides(self, z: Tensor) -> None:
+        if z.shape[-2] % self.side or z.shape[-1] % self.side:
+            rule = f"have sides that are multiples of {self.side}, which are pooled"
+            raise SettingError("The input", rule, tuple(z.shape))
 
     def extra_repr(self) -> str:
         return f"side={self.side}"

@@ -305,7 +305,19 @@ def test_pool_of_each_layer_is_that_of_torch():
     assert torch.allclose(found, z, atol=1e-12)
 
 
-@pytest.mark.parametrize("pool", [[1, 2, 4], 0, [2, 1.5], []])
+def test_a_start_of_another_size_than_the_input_is_refused():
+    """Where the pooled image has one pixel, its injection would fit to any other."""
+    layer = OptEqConv2d(3, 3, [4], kernel_size=1, pool=4)
+    x = torch.randn(2, 3, 4, 4)
+    for shape in ((2, 3, 8, 8), (2, 3, 4, 8), (1, 3, 4, 4)):
+        with pytest.raises(ValueError, match=r"z0 must have shape \(2, 3, 4, 4\); got"):
+            layer(x, torch.randn(shape))
+    layer(x, torch.randn(2, 3, 4, 4))
+    with pytest.raises(ValueError, match="multiples of 4"):
+        layer.map(x)(torch.randn(2, 3, 5, 4))
+
+
+@pytest.mark.parametrize("pool", [[1, 2, 4], 0, [2, 1.5], [], "12", torch.ones(2)])
 def test_impossible_pools_are_refused(pool):
     with pytest.raises(ValueError, match=r"^OptEqConv2d\.pool must be .*; got "):
         OptEqConv2d(3, 3, [4, 6], pool=pool)
@@ -470,7 +482,7 @@ def test_layer_trains_with_plain_iteration_and_control():
         (lambda: OptEq(3, 4, 5)([1.0, 2.0]), "OptEq input must be a tensor; got list."),
         (
             lambda: OptEq(3, 4, 5)(torch.randn(2, 3), torch.randn(2, 3)),
-            "OptEq z0 must have shape (batch, 4); got (2, 3).",
+            "OptEq z0 must have shape (2, 4); got (2, 3).",
         ),
         (
             lambda: OptEq(3, 4, 5, MatrixActivation(torch.eye(7))),

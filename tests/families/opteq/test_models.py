@@ -124,6 +124,8 @@ def test_pools_change_no_size_and_ask_for_sides_that_they_divide():
         network(torch.randn(2, 3, 18, 18))
     with pytest.raises(ValueError, match=r"OptEq\.pool must be at most 5, .* fit; got 6"):
         create_model("opteq-cifar10-162k", pool=6)
+    with pytest.raises(ValueError, match=r"OptEq\.pool must divide 16, .* state.*; got 3"):
+        create_model("opteq-cifar10-162k", pool=3)
     with pytest.raises(ValueError, match="one for each of the 5 layers"):
         create_model("opteq-cifar10-162k", pool=[1, 2])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import nn
 
@@ -149,13 +149,13 @@ class OptEqConv2d(OptEqLayer):
 
 def each_side(owner: str, pool: int | Sequence[int], layers: int) -> list[int]:
     """Return the side of the pooled fields of each layer, from one number or several."""
-    sides = list(pool) if isinstance(pool, Sequence) else [pool] * layers
+    sides: list[Any] = list(pool) if isinstance(pool, list | tuple) else [pool] * layers
     if len(sides) != layers:
-        rule = f"be one number or one for each of the {layers} layers"
-        raise SettingError(f"{owner}.pool", rule, sides)
+        rule = f"be a whole number, or a list of one for each of the {layers} layers"
+        raise SettingError(f"{owner}.pool", rule, pool)
     for side in sides:
         require_count(f"{owner}.pool", side)
-    return sides
+    return [int(side) for side in sides]
 
 
 def _same_size(

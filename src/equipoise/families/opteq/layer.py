@@ -64,6 +64,7 @@ class OptEqLayer(Equilibrium):
 
     def check(self, x: Tensor, z0: Tensor | None = None) -> None:
         """Raise unless `x` is an input of this layer, and `z0` a state to start at."""
+        sizes: dict[str, int] = {}
         for name, given, wanted in zip(("input", "z0"), (x, z0), self._shapes(), strict=True):
             if name == "z0" and z0 is None:
                 continue
@@ -73,10 +74,14 @@ class OptEqLayer(Equilibrium):
                 )
             if not wanted:
                 continue
+            wanted = tuple(sizes.get(m, m) if isinstance(m, str) else m for m in wanted)
             fits = given.dim() == len(wanted) and all(
                 n == m for n, m in zip(given.shape, wanted, strict=True) if isinstance(m, int)
             )
-            if not fits:
+            if fits:
+                pairs = zip(wanted, given.shape, strict=True)
+                sizes |= {m: n for m, n in pairs if isinstance(m, str)}
+            else:
                 shape = ", ".join(map(str, wanted))
                 raise ValueError(
                     f"{type(self).__name__} {name} must have shape ({shape}); got "
@@ -84,7 +89,10 @@ class OptEqLayer(Equilibrium):
                 )
 
     def _shapes(self) -> tuple[Shape, Shape]:
-        """The shapes of inputs and states, where they are known; names stand for any number."""
+        """The shapes of inputs and states, where they are known.
+
+        Names stand for any number, the same in both.
+        """
         return (), ()
 
     def project_(self) -> None:

@@ -202,6 +202,9 @@ def _pooled(
     if smallest // max(sides) < KERNEL <= smallest:
         rule = f"be at most {smallest // KERNEL}, so that kernels of {KERNEL} x {KERNEL} fit"
         raise SettingError("OptEq.pool", rule, max(sides))
+    if any(input_shape[1] % (stride * side) for side in sides if side > 1):
+        rule = f"divide {smallest}, the side of the state, and the stride that of the images"
+        raise SettingError("OptEq.pool", rule, pool)
     if smallest < KERNEL:
         largest = (min(input_shape[1:]) - 1) // (KERNEL - 1)
         raise SettingError(
