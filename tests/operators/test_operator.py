@@ -110,9 +110,9 @@ def test_pooled_has_the_singular_values_of_its_inner_operator():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("side", [41, 47, 82, 123])
+@pytest.mark.parametrize("side", [3, 8, 41, 47, 49, 82, 123])
 def test_pooled_writes_to_whole_fields_at_sides_whose_inverse_is_rounded_down(side, dtype):
-    """Torch's `nearest` takes the pixel after a field from it there."""
+    """The pixel after a field would get it, too, by torch's `nearest`."""
     operator = Pooled(Convolution(4, 4, 1), side).to(dtype)
     y = torch.randn(1, 4, 2, 3, dtype=dtype).contiguous(memory_format=torch.channels_last)
     expected = operator.inner.adjoint(y) / side
