@@ -51,8 +51,8 @@ class Pooled(Operator):
 
     def _spread(self, fields: Tensor) -> Tensor:
         """Repeat each pixel on its field."""
-        # `nearest` multiplies by a rounded 1/s, so that at sides such as 41 the first pixels of some
-        # fields get the field before. At powers of two it is right, and quick under vmap.
+        # `nearest` multiplies by a rounded 1/s, so that at sides such as 41 some pixels get the
+        # field before. At powers of two it is right, and quick under vmap.
         mode = "nearest" if self.side.bit_count() == 1 else "nearest-exact"
         return F.interpolate(fields, scale_factor=self.side, mode=mode)
 
