@@ -8,7 +8,7 @@ import pytest
 from equipoise.cli import main
 from equipoise.engine import Trainer
 from equipoise.engine.step import Stepper
-from equipoise.runs import load_config
+from equipoise.runs import load_config, train_run
 from equipoise.runs.dry_run import dry_run
 
 SMALL = ["data.subset=64", "train.batch=32", "train.epochs=3", "train.evaluate_samples=40"]
@@ -60,3 +60,15 @@ def test_dry_run_tells_of_a_step_that_would_be_skipped(capsys: pytest.CaptureFix
 def test_dry_run_finds_a_batch_in_parts() -> None:
     text = dry_run(load_config("digits", [*SMALL, "train.accumulate=4"]))
     assert "a step of 32 samples in 4 parts: " in text
+
+
+def test_runs_and_their_trials_keep_freed_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("equipoise.runs.run.keep_freed_memory", lambda: asked.append("memory"))
+    config = load_config("digits", [*SMALL, "train.epochs=1"])
+    dry_run(config)
+    assert asked == ["memory"]
+    train_run(config, tmp_path / "run", quiet=True)
+    assert asked == ["memory", "memory"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from equipoise.core import ConvergenceError, interruptible
 from equipoise.engine import Trainer, make_progress
 from equipoise.engine.pace import describe_duration
 from equipoise.engine.step_cost import StepCost, measure_step
 from equipoise.runs.config import Config
 from equipoise.runs.own_code import with_absolute_paths
-from equipoise.runs.run import check_folder, open_group, prepare
+from equipoise.runs.run import check_folder, open_group, prepare, set_up_process
 
 __all__ = ["dry_run"]
 
@@ -31,8 +29,7 @@ def dry_run(config: Config, folder: Path | None = None, *, trust: bool = False) 
     config = with_absolute_paths(config)
     if folder is not None:
         check_folder(folder, resume=False)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    set_up_process(config)
     with interruptible(), open_group(config) as group:
         trainer, _, _ = prepare(config, None, group, make_progress(quiet=True), trust=trust)
         cost = measure_step(trainer)

@@ -21,6 +21,7 @@ from equipoise.core import (
     uninterrupted,
     write_atomically,
 )
+from equipoise.core.allocator import keep_freed_memory
 from equipoise.core.json_values import to_json_values
 from equipoise.core.printable import printable_name
 from equipoise.data import BadSamples, read_bad_samples
@@ -50,7 +51,7 @@ from equipoise.runs.samples import Samples, load_samples
 from equipoise.runs.sections import DataConfig
 from equipoise.runs.teacher import load_teacher
 
-__all__ = ["check_folder", "open_group", "prepare", "resume_run", "train_run"]
+__all__ = ["check_folder", "open_group", "prepare", "resume_run", "set_up_process", "train_run"]
 
 
 class ReportWarning(UserWarning):
@@ -83,8 +84,7 @@ def train_run(
     """
     config = with_absolute_paths(config)
     remember_named_code(config)
-    if config.train.threads:
-        torch.set_num_threads(config.train.threads)
+    set_up_process(config)
     with interruptible(), open_group(config) as group:
         resume = group.any(resume)  # torchrun tells only some of the machines that it starts again
         progress = make_progress(quiet=quiet or not group.is_main)
@@ -111,6 +111,17 @@ def train_run(
             if samples.bad is not None:
                 _list_bad_samples(samples.bad, folder, group)
             return _train(trainer, samples, folder, resume=resume)
+
+
+def set_up_process(config: Config) -> None:
+    """Give this process the threads that a config asks for, and memory that stays with it.
+
+    Args:
+        config: What it will do.
+    """
+    if config.train.threads:
+        torch.set_num_threads(config.train.threads)
+    keep_freed_memory()
 
 
 def prepare(
