@@ -121,6 +121,17 @@ def test_pooled_writes_to_whole_fields_at_sides_whose_inverse_is_rounded_down(si
     torch.testing.assert_close(operator.adjoint(y), expected, **rounding)
 
 
+@pytest.mark.parametrize("side", [2, 3])
+def test_pooled_takes_an_image_without_a_batch(side):
+    operator = Pooled(Convolution(3, 4), side)
+    images = torch.randn(5, 3, 6 * side, 4 * side)
+    hidden = operator(images)
+    torch.testing.assert_close(operator(images[0]), hidden[0])
+    torch.testing.assert_close(operator.adjoint(hidden[0]), operator.adjoint(hidden)[0])
+    each = torch.func.vmap(lambda z: operator.adjoint(operator(z)))(images)
+    torch.testing.assert_close(each, operator.adjoint(hidden))
+
+
 def test_composed_operators_start_at_the_state_of_the_first():
     operator = Composed([Pooled(Convolution(2, 3), 2), Pooled(Convolution(3, 4, 1), 2)])
     z = torch.randn(1, 2, 12, 8)
@@ -197,6 +208,11 @@ def test_new_weights_have_a_norm_of_about_one_half():
             lambda: Pooled(Convolution(3, 4), 4).check(torch.zeros(1, 3, 8, 8)),
             "Convolution.kernel_size must not exceed the image; got a kernel of 3 x 3 for an "
             "image of 2 x 2. Fields of 4 x 4 pixels are pooled, of 8 x 8.",
+        ),
+        (
+            lambda: Pooled(Convolution(3, 4), 2).check(torch.zeros(1, 3, 8, 8).double()),
+            "The input must be torch.float32, as the weights are; got torch.float64. Convert one "
+            "of them.",
         ),
         (
             lambda: Pooled(Convolution(3, 4), 2).check(torch.zeros(1, 3, 8, 7)),

@@ -118,7 +118,11 @@ class Operator(nn.Module, ABC):
 
     def affine_with(self, weights: OperatorWeights, z: Tensor, c: Tensor) -> Tensor:
         """Return `W z + c`."""
-        return plus(self.apply_with(weights, z), c)
+        a = self.apply_with(weights, z)
+        if a.shape[1:] != c.shape[1:]:  # a `c` of one pixel would be added to all
+            rule = f"go with the input, whose injection has shape {tuple(c.shape)}"
+            raise SettingError("The state", rule, tuple(z.shape))
+        return plus(a, c)
 
     def gram(self, weights: OperatorWeights) -> Tensor | None:
         """Return `W W^T` as a matrix, if that is how it is multiplied with fastest."""

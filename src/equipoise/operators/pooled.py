@@ -51,10 +51,14 @@ class Pooled(Operator):
 
     def _spread(self, fields: Tensor) -> Tensor:
         """Repeat each pixel on its field."""
-        # `nearest` multiplies by a rounded 1/s, so that at sides such as 41 some pixels get the
-        # field before. At powers of two it is right, and quick under vmap.
-        mode = "nearest" if self.side.bit_count() == 1 else "nearest-exact"
-        return F.interpolate(fields, scale_factor=self.side, mode=mode)
+        side = self.side
+        if fields.dim() == 4 and side.bit_count() == 1:
+            # Elsewhere it multiplies by a rounded 1/s, so that some pixels get the field before.
+            return F.interpolate(fields, scale_factor=side, mode="nearest")
+        pixels = fields.movedim(-3, -1)  # (..., h, w, c), as states lie in memory
+        *rest, height, width, channels = pixels.shape
+        spread = pixels[..., :, None, :, None, :].expand(*rest, height, side, width, side, channels)
+        return spread.reshape(*rest, height * side, width * side, channels).movedim(-1, -3)
 
     def bound(self, weights: OperatorWeights) -> Tensor:
         return self.inner.bound(weights)
@@ -84,6 +88,7 @@ class Pooled(Operator):
         if x.dim() != 4:
             self.inner.check(x)
             return
+        super().check(x)
         self._check_sides(x)
         try:
             self.inner.check(x[..., :: self.side, :: self.side])

@@ -315,6 +315,10 @@ def test_a_start_of_another_size_than_the_input_is_refused():
     layer(x, torch.randn(2, 3, 4, 4))
     with pytest.raises(ValueError, match="multiples of 4"):
         layer.map(x)(torch.randn(2, 3, 5, 4))
+    sentence = r"^The state must go with the input, whose injection has shape \(2, 4, 1, 1\); got "
+    for around in (layer.map(x), lambda z0: Equilibrium(layer.layers)(x, z0=z0)):
+        with pytest.raises(ValueError, match=sentence):
+            around(torch.randn(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("pool", [[1, 2, 4], 0, [2, 1.5], [], "12", torch.ones(2)])
