@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from equipoise import create_model, verify
+from equipoise import JacobianFree, Phantom, create_model, verify
 from equipoise.core import SettingError
 from equipoise.families.monotone import MonotoneRegression
 from equipoise.families.opteq import OptEq
@@ -82,6 +82,21 @@ def test_network_that_computes_something_else_is_refused(kind, said):
     sentence = said.partition(" of other")[0]
     with pytest.raises(SettingError, match=f"must compute what its weights say; .*{sentence}"):
         check(kind, model)
+
+
+@pytest.mark.parametrize("gradient", [JacobianFree(), Phantom()])
+@pytest.mark.parametrize("kind", CHECKS)
+def test_network_may_return_where_its_gradient_ends(kind, gradient):
+    """Not the state that the solver found, but steps from it."""
+    model = make(kind)
+    layer_of(model).gradient = gradient
+    assert check(kind, model).outcome != "unknown"
+    for said in ("has a forward hook", "a forward of its own"):
+        other = make(kind)
+        layer_of(other).gradient = gradient
+        BREAKERS[said](other)
+        with pytest.raises(SettingError, match=said):
+            check(kind, other)
 
 
 @pytest.mark.parametrize("splitting", ["douglas-rachford", "forward-backward", "none"])
