@@ -31,6 +31,7 @@ from equipoise.plots import plot_objective
 HERE = Path(__file__).parent
 MAX_BYTES = 200_000
 BLUE, ORANGE, GREEN, VIOLET, GREY = "#1f5fa8", "#d9730d", "#2f7d4f", "#7b4fa3", "#8a8f98"
+RED = "#b3263a"
 
 
 def draw_report() -> None:
@@ -118,7 +119,7 @@ def draw_cifar10() -> None:
         rows = list(csv.DictReader(file))
     figure, axes = _figure(8.6, 4.4)
     names = list(dict.fromkeys(row["run"] for row in rows))
-    for name, colour in zip(names, (GREY, BLUE, ORANGE, VIOLET), strict=True):
+    for name, colour in zip(names, (GREY, BLUE, ORANGE, VIOLET, RED), strict=True):
         for kind, style in (("training", {"linestyle": "--"}), ("test", {"marker": "o"})):
             found = [row for row in rows if row["run"] == name and row[f"{kind} accuracy"]]
             axes.plot(
